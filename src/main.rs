@@ -1,0 +1,2 @@
+//! Headstart.
+fn main() {}
