@@ -1,1 +1,18 @@
-//! Test bed.
+//! Test beds for Headstart: a real Kubernetes control plane on loopback, with stand-ins for what it lacks.
+//!
+//! [`control_plane`] starts etcd and kube-apiserver; [`node`] plays scheduler and kubelet; [`operator`] runs the program under
+//! test against them, and [`balancer`] stands before its webhooks as a Service would. Everything ends with the test's process,
+//! even when that is killed ([`process`]).
+
+pub mod binaries;
+pub mod control_plane;
+pub mod memory;
+pub mod node;
+pub mod pki;
+pub mod process;
+pub mod wait;
+
+pub use control_plane::{ControlPlane, Options};
+pub use node::{Behaviour, NodeStandIn, Resize};
+pub use process::{Signal, Supervised};
+pub use wait::eventually;

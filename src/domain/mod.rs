@@ -1,0 +1,30 @@
+//! Every decision that Headstart takes, as pure functions: values in, values out.
+//!
+//! Nothing here may know a Kubernetes client, an async runtime, a socket, a clock or a random number; time comes in as
+//! a value. (`tests/purity.rs` holds the module to it.) The adapters around it carry out what is decided here and decide
+//! nothing.
+//!
+//! ```text
+//! StartupCPUBoost ── policy::compile ──► Policy ─┐
+//!                                                ├─ snapshot::Snapshot
+//! pod (CREATE) ── admission::admit(snapshot) ────┘──► patch::admission   → the webhook's answer
+//!
+//! pod with a record ── revert::decide(policy?, now) ─► Revert / Finish   → patch::resize, patch::finish
+//!                                                    └► Wait(until) …    → look again
+//! ```
+//!
+//! The words: a *boost* is CPU lent to a starting pod; its *record* is the annotation that says what was lent and until
+//! when, its *claim* the label that says that a boost is in force; an *end rule* tells when it is due; *revert* resizes
+//! back; *finish* marks the record and drops the claim.
+
+pub mod admission;
+pub mod end;
+pub mod failure;
+pub mod patch;
+pub mod policy;
+pub mod qos;
+pub mod quantity;
+pub mod reason;
+pub mod record;
+pub mod revert;
+pub mod snapshot;

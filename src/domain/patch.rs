@@ -1,0 +1,173 @@
+//! The three bodies that are written to pods: the answer's JSON Patch, the resize and the finish.
+//!
+//! They touch CPU values, our label and our annotation, and nothing else: no field is read and written back, so none
+//! that this version doesn't know can be lost.
+
+use std::collections::BTreeMap;
+
+use json_patch::{
+    AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, jsonptr::PointerBuf,
+};
+use serde_json::{Map, Value, json};
+
+use super::{
+    admission::{Admission, Cpu, Outcome},
+    quantity::MilliCpu,
+    revert::{Finish, Revert},
+};
+use crate::api::{Amounts, BOOST_KEY, Pod};
+
+/// The JSON Patch of an admission answer.
+///
+/// It is built against the object as it was sent, because a patch that does not apply makes the API server refuse the
+/// pod: a map that is missing or null is added whole, and nothing is removed that is not there.
+#[must_use]
+pub fn admission(pod: &Pod, admission: &Admission) -> Patch {
+    let mut patch = Vec::new();
+    if admission.outcome == Outcome::Untouchable {
+        return Patch(patch);
+    }
+    let regular = pod.spec.containers.len();
+    for (index, (container, decision)) in
+        pod.all_containers().zip(&admission.containers).enumerate()
+    {
+        let (list, position) = if index < regular {
+            ("containers", index)
+        } else {
+            ("initContainers", index - regular)
+        };
+        let position = position.to_string();
+        let now = Cpu::of(container);
+        let mut value =
+            |kind: &str, amounts: Option<&Amounts>, now: Option<MilliCpu>, to: Option<MilliCpu>| {
+                let path = ["spec", list, &position, "resources", kind, "cpu"];
+                match (now, to) {
+                    (now, to) if now == to => {}
+                    (Some(_), Some(to)) => patch.push(replace(&path, to.to_string())),
+                    (Some(_), None) => patch.push(remove(&path)),
+                    (None, Some(to)) if amounts.is_some() => {
+                        patch.push(add(&path, to.to_string().into()))
+                    }
+                    (None, Some(to)) => patch.push(add(&path[..5], json!({"cpu": to.to_string()}))),
+                    (None, None) => {}
+                }
+            };
+        value(
+            "requests",
+            container.resources.requests.as_ref(),
+            now.request,
+            decision.to.request,
+        );
+        value(
+            "limits",
+            container.resources.limits.as_ref(),
+            now.limit,
+            decision.to.limit,
+        );
+    }
+    let boosted = admission.record.as_ref().zip(admission.boost.as_ref());
+    mark(
+        &mut patch,
+        "labels",
+        pod.metadata.labels.as_ref(),
+        boosted.map(|(_, boost)| boost.name.clone()),
+    );
+    mark(
+        &mut patch,
+        "annotations",
+        pod.metadata.annotations.as_ref(),
+        boosted.map(|(record, _)| record.text()),
+    );
+    Patch(patch)
+}
+
+/// Sets or removes our key in `metadata.labels` or `metadata.annotations`.
+fn mark(
+    patch: &mut Vec<PatchOperation>,
+    map: &str,
+    now: Option<&BTreeMap<String, String>>,
+    to: Option<String>,
+) {
+    let path = ["metadata", map, BOOST_KEY];
+    let present = now.and_then(|map| map.get(BOOST_KEY));
+    match (now, to) {
+        (_, Some(to)) if present == Some(&to) => {}
+        (Some(_), Some(to)) => patch.push(add(&path, to.into())),
+        (None, Some(to)) => patch.push(add(&path[..2], json!({BOOST_KEY: to}))),
+        (_, None) if present.is_some() => patch.push(remove(&path)),
+        (_, None) => {}
+    }
+}
+
+fn add(path: &[&str], value: Value) -> PatchOperation {
+    PatchOperation::Add(AddOperation {
+        path: pointer(path),
+        value,
+    })
+}
+
+fn replace(path: &[&str], value: String) -> PatchOperation {
+    PatchOperation::Replace(ReplaceOperation {
+        path: pointer(path),
+        value: value.into(),
+    })
+}
+
+fn remove(path: &[&str]) -> PatchOperation {
+    PatchOperation::Remove(RemoveOperation {
+        path: pointer(path),
+    })
+}
+
+fn pointer(path: &[&str]) -> PointerBuf {
+    PointerBuf::from_tokens(path.iter().copied())
+}
+
+/// The strategic-merge body for `pods/resize`: these containers' CPU values, merged by container name.
+#[must_use]
+pub fn resize(pod: &Pod, revert: &Revert) -> Value {
+    let mut spec = Map::new();
+    for container in &revert.containers {
+        let mut resources = Map::new();
+        for (kind, to) in [
+            ("requests", container.to.request),
+            ("limits", container.to.limit),
+        ] {
+            if let Some(to) = to {
+                resources.insert(kind.into(), json!({"cpu": to.to_string()}));
+            }
+        }
+        let list = if container.init {
+            "initContainers"
+        } else {
+            "containers"
+        };
+        let entry = spec.entry(list).or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(entries) = entry {
+            entries.push(json!({"name": container.name, "resources": resources}));
+        }
+    }
+    json!({"metadata": preconditions(pod), "spec": spec})
+}
+
+/// The merge body for the pod: the claim goes, the record says that the boost has ended.
+#[must_use]
+pub fn finish(pod: &Pod, finish: &Finish) -> Value {
+    let mut metadata = preconditions(pod);
+    metadata.insert("labels".into(), json!({BOOST_KEY: null}));
+    if let Some((record, _)) = &finish.ended {
+        metadata.insert("annotations".into(), json!({BOOST_KEY: record.text()}));
+    }
+    json!({"metadata": metadata})
+}
+
+/// Makes a write safe twice and from two leaders: it holds for this pod in this version, or not at all.
+fn preconditions(pod: &Pod) -> Map<String, Value> {
+    let mut metadata = Map::new();
+    metadata.insert("uid".into(), json!(pod.metadata.uid));
+    metadata.insert(
+        "resourceVersion".into(),
+        json!(pod.metadata.resource_version),
+    );
+    metadata
+}

@@ -1,0 +1,306 @@
+//! The record: the annotation that says what was lent to a pod and when that ends.
+//!
+//! It is compact JSON with upstream's fields first, spelled as upstream spells them, so that either operator can take
+//! over from the other. It alone is enough to end the boost. Fields that this version doesn't know are kept.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde_json::{Map, Value};
+
+use super::{
+    end::{EndRule, EndedBy},
+    quantity::MilliCpu,
+};
+
+/// Largest annotation value that is read, in bytes.
+pub const MAX_BYTES: usize = 8 << 10;
+
+const STATE: &str = "state";
+const TIMESTAMP: &str = "timestamp";
+const ORIGINAL_REQUESTS: &str = "initCPURequests";
+const ORIGINAL_LIMITS: &str = "initCPULimits";
+const BOOSTED_REQUESTS: &str = "boostedCPURequests";
+const BOOSTED_LIMITS: &str = "boostedCPULimits";
+const BOOST: &str = "boost";
+const END: &str = "end";
+const ENDED_TIMESTAMP: &str = "endedTimestamp";
+const ENDED_BY: &str = "endedBy";
+
+/// A record, as read or as made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Everything that the annotation holds, in its order.
+    fields: Map<String, Value>,
+    /// Whether the boost is in force.
+    pub state: State,
+    /// When the boost was made.
+    pub timestamp: Option<DateTime<Utc>>,
+    /// The object that made it; absent in upstream's records.
+    pub boost: Option<String>,
+    /// The end rule as it stood.
+    pub end: EndRule,
+    /// The deadline as it stood, in seconds.
+    pub deadline_seconds: Option<u64>,
+    /// What was lent, by container. An entry that can't be read spoils its own container only.
+    pub containers: BTreeMap<String, Result<Loan, BadEntry>>,
+}
+
+/// `state` of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// In force. Also upstream's records up to 0.20, which have no state.
+    Active,
+    /// Ended.
+    Reverted,
+}
+
+/// What was lent to one container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loan {
+    /// Its CPU request, if it had one.
+    pub request: Option<LoanValue>,
+    /// Its CPU limit, if it had one.
+    pub limit: Option<LoanValue>,
+}
+
+/// What was lent of one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoanValue {
+    /// What the pod asked for.
+    pub original: MilliCpu,
+    /// What it got.
+    pub set: Set,
+}
+
+/// What a value was set to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Set {
+    /// Raised to this.
+    To(MilliCpu),
+    /// Removed (a limit).
+    Removed,
+    /// Left as it was.
+    Untouched,
+    /// Not recorded: upstream's records have the originals only.
+    Unrecorded,
+}
+
+/// A container's entry that can't be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct BadEntry {
+    /// The record's field.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// Why an annotation is no record.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Longer than [`MAX_BYTES`].
+    #[error("the annotation has {0} bytes, more than the {MAX_BYTES} that are read")]
+    TooLong(usize),
+    /// Not JSON.
+    #[error("the annotation is no JSON: {0}")]
+    NotJson(String),
+    /// Not an object, or a map in it is none.
+    #[error("{0} is not an object")]
+    NotAnObject(&'static str),
+}
+
+/// What a new record says beside the containers.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRecord<'a> {
+    /// When the boost is made.
+    pub timestamp: DateTime<Utc>,
+    /// The object that makes it.
+    pub boost: &'a str,
+    /// When it ends.
+    pub end: &'a EndRule,
+    /// The latest, in seconds from scheduling.
+    pub deadline_seconds: u64,
+}
+
+impl Record {
+    /// A record of a boost that begins now.
+    #[must_use]
+    pub fn new(about: NewRecord<'_>, containers: &BTreeMap<String, Loan>) -> Self {
+        let mut fields = Map::new();
+        fields.insert(STATE.into(), "Active".into());
+        fields.insert(TIMESTAMP.into(), time(about.timestamp));
+        let maps: [(&str, fn(&Loan) -> Option<String>); 4] = [
+            (ORIGINAL_REQUESTS, |loan| {
+                loan.request.map(|value| value.original.to_string())
+            }),
+            (ORIGINAL_LIMITS, |loan| {
+                loan.limit.map(|value| value.original.to_string())
+            }),
+            (BOOSTED_REQUESTS, |loan| {
+                loan.request.and_then(LoanValue::boosted)
+            }),
+            (BOOSTED_LIMITS, |loan| {
+                loan.limit.and_then(LoanValue::boosted)
+            }),
+        ];
+        for (field, value_of) in maps {
+            let map: Map<String, Value> = containers
+                .iter()
+                .filter_map(|(container, loan)| Some((container.clone(), value_of(loan)?.into())))
+                .collect();
+            if !map.is_empty() {
+                fields.insert(field.into(), map.into());
+            }
+        }
+        fields.insert(BOOST.into(), about.boost.into());
+        fields.insert(END.into(), about.end.to_json(about.deadline_seconds));
+        Self {
+            fields,
+            state: State::Active,
+            timestamp: Some(about.timestamp),
+            boost: Some(about.boost.to_owned()),
+            end: about.end.clone(),
+            deadline_seconds: Some(about.deadline_seconds),
+            containers: containers
+                .iter()
+                .map(|(name, loan)| (name.clone(), Ok(*loan)))
+                .collect(),
+        }
+    }
+
+    /// Reads an annotation. A doubled key's last value counts; any state but `Reverted` is Active.
+    ///
+    /// # Errors
+    /// When it is no record at all. A bad entry for a container is no error: see [`Record::containers`].
+    pub fn read(text: &str) -> Result<Self, RecordError> {
+        if text.len() > MAX_BYTES {
+            return Err(RecordError::TooLong(text.len()));
+        }
+        let value: Value =
+            serde_json::from_str(text).map_err(|error| RecordError::NotJson(error.to_string()))?;
+        let Value::Object(fields) = value else {
+            return Err(RecordError::NotAnObject("the annotation"));
+        };
+        let (end, deadline_seconds) = fields.get(END).map(EndRule::from_json).unwrap_or_default();
+        Ok(Self {
+            state: match fields.get(STATE).and_then(Value::as_str) {
+                Some("Reverted") => State::Reverted,
+                _ => State::Active,
+            },
+            timestamp: fields
+                .get(TIMESTAMP)
+                .and_then(Value::as_str)
+                .and_then(|text| text.parse().ok()),
+            boost: fields.get(BOOST).and_then(Value::as_str).map(str::to_owned),
+            end,
+            deadline_seconds,
+            containers: read_containers(&fields)?,
+            fields,
+        })
+    }
+
+    /// The annotation's value.
+    #[must_use]
+    pub fn text(&self) -> String {
+        Value::Object(self.fields.clone()).to_string()
+    }
+
+    /// The record of the same boost, ended. All else stays as it was.
+    #[must_use]
+    pub fn ended(&self, by: EndedBy, at: DateTime<Utc>) -> Self {
+        let mut record = self.clone();
+        record.state = State::Reverted;
+        if let Some(state) = record.fields.get_mut(STATE) {
+            *state = "Reverted".into();
+        } else {
+            record
+                .fields
+                .shift_insert(0, STATE.into(), "Reverted".into());
+        }
+        record.fields.insert(ENDED_TIMESTAMP.into(), time(at));
+        record.fields.insert(ENDED_BY.into(), by.as_str().into());
+        record
+    }
+}
+
+impl LoanValue {
+    /// The record's spelling of what was set, if anything was.
+    fn boosted(self) -> Option<String> {
+        match self.set {
+            Set::To(cpu) => Some(cpu.to_string()),
+            Set::Removed => Some(String::new()),
+            Set::Untouched | Set::Unrecorded => None,
+        }
+    }
+}
+
+fn time(at: DateTime<Utc>) -> Value {
+    at.to_rfc3339_opts(SecondsFormat::Secs, true).into()
+}
+
+fn read_containers(
+    fields: &Map<String, Value>,
+) -> Result<BTreeMap<String, Result<Loan, BadEntry>>, RecordError> {
+    let map = |field: &'static str| match fields.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(map)) => Ok(Some(map)),
+        Some(_) => Err(RecordError::NotAnObject(field)),
+    };
+    let requests = (map(ORIGINAL_REQUESTS)?, map(BOOSTED_REQUESTS)?);
+    let limits = (map(ORIGINAL_LIMITS)?, map(BOOSTED_LIMITS)?);
+    let unchanged = if requests.1.is_some() || limits.1.is_some() {
+        Set::Untouched
+    } else {
+        Set::Unrecorded
+    };
+
+    let names = [requests.0, limits.0]
+        .into_iter()
+        .flatten()
+        .flat_map(Map::keys);
+    let mut containers = BTreeMap::new();
+    for name in names {
+        let loan = read_value(
+            name,
+            requests,
+            (ORIGINAL_REQUESTS, BOOSTED_REQUESTS),
+            unchanged,
+        )
+        .and_then(|request| {
+            let limit = read_value(name, limits, (ORIGINAL_LIMITS, BOOSTED_LIMITS), unchanged)?;
+            Ok(Loan { request, limit })
+        });
+        containers.insert(name.clone(), loan);
+    }
+    Ok(containers)
+}
+
+/// Reads one value of one container from its two maps: the original, and what was set.
+fn read_value(
+    name: &str,
+    (originals, boosted): (Option<&Map<String, Value>>, Option<&Map<String, Value>>),
+    (original_field, boosted_field): (&'static str, &'static str),
+    unchanged: Set,
+) -> Result<Option<LoanValue>, BadEntry> {
+    let cpu = |field: &'static str, value: &Value| {
+        let text = value.as_str().ok_or_else(|| BadEntry {
+            field,
+            problem: format!("{value} is no string"),
+        })?;
+        text.parse::<MilliCpu>().map_err(|error| BadEntry {
+            field,
+            problem: format!("{text:?} is {error}"),
+        })
+    };
+    let Some(original) = originals.and_then(|map| map.get(name)) else {
+        return Ok(None);
+    };
+    let original = cpu(original_field, original)?;
+    let set = match boosted.and_then(|map| map.get(name)) {
+        None => unchanged,
+        Some(Value::String(text)) if text.is_empty() => Set::Removed,
+        Some(value) => Set::To(cpu(boosted_field, value)?),
+    };
+    Ok(Some(LoanValue { original, set }))
+}

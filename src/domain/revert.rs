@@ -1,0 +1,370 @@
+//! What to do with a pod that carries a record: revert, finish, wait, watch or leave.
+//!
+//! Decided anew at every look, from the pod and the boost as they are then. Nothing is remembered between two looks, so
+//! a crash between two writes, a second leader and a takeover are not special cases: the next look decides again.
+
+use chrono::{DateTime, Utc};
+
+use super::{
+    admission::Cpu,
+    end::{self, Due, EndSettings, EndedBy},
+    policy::Policy,
+    quantity::MilliCpu,
+    record::{Loan, LoanValue, Record, Set, State},
+};
+use crate::api::Pod;
+
+/// What to do now.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Resize these containers back.
+    Revert(Revert),
+    /// Mark the record and drop the claim.
+    Finish(Finish),
+    /// Nothing before this instant; `None`: nothing before the pod changes.
+    Wait(Option<DateTime<Utc>>),
+    /// The resize was accepted and is not done.
+    Watch(Pending),
+    /// Nothing, for this reason.
+    Leave(Leave),
+}
+
+/// A resize that lowers CPU and changes nothing else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Revert {
+    /// The containers whose boost is due, and what they go back to.
+    pub containers: Vec<ContainerRevert>,
+    /// Since when, and why.
+    pub due: Due,
+}
+
+/// One container's way back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerRevert {
+    /// Its name.
+    pub name: String,
+    /// Whether it stands in `spec.initContainers`.
+    pub init: bool,
+    /// The values to write; `None` is not in the body.
+    pub to: Cpu,
+}
+
+/// The last write of a boost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// The record as it will stand, and why the boost ended; `None` where the record says so already and only the claim
+    /// is left over.
+    pub ended: Option<(Record, EndedBy)>,
+    /// When the boost was due, for the lag.
+    pub due: Option<DateTime<Utc>>,
+}
+
+/// Why an accepted resize is not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pending {
+    /// The kubelet has not got to it.
+    Kubelet,
+    /// The node has no room for it now.
+    Deferred(String),
+    /// The node will never do it.
+    Infeasible(String),
+    /// The kubelet tries and fails.
+    Error(String),
+}
+
+/// Why a pod is left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// It has neither claim nor active record.
+    NotBoosted,
+    /// It is being deleted.
+    Terminating,
+    /// Its record, or a container's entry in it, can't be read.
+    Unreadable(String),
+}
+
+/// Decides about a pod, with the boost that its record names where that exists.
+#[must_use]
+pub fn decide(
+    pod: &Pod,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+) -> Decision {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Decision::Leave(Leave::Terminating);
+    }
+    let Some(text) = pod.record_text() else {
+        return Decision::Leave(match pod.claim() {
+            Some(_) => Leave::Unreadable("the annotation is missing".to_owned()),
+            None => Leave::NotBoosted,
+        });
+    };
+    let record = match Record::read(text) {
+        Ok(record) => record,
+        Err(error) => return Decision::Leave(Leave::Unreadable(error.to_string())),
+    };
+    match (record.state, pod.claim()) {
+        (State::Reverted, Some(_)) => {
+            return Decision::Finish(Finish {
+                ended: None,
+                due: None,
+            });
+        }
+        (State::Reverted, None) => return Decision::Leave(Leave::NotBoosted),
+        (State::Active, _) => {}
+    }
+    if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return finish(&record, EndedBy::Terminated, None, now);
+    }
+    decide_active(pod, &record, policy, settings, now)
+}
+
+/// The name of the boost that a pod's record, or else its claim, names.
+#[must_use]
+pub fn boost_name(pod: &Pod) -> Option<String> {
+    let recorded = pod
+        .record_text()
+        .and_then(|text| Record::read(text).ok())
+        .and_then(|record| record.boost);
+    recorded.or_else(|| pod.claim().map(str::to_owned))
+}
+
+fn decide_active(
+    pod: &Pod,
+    record: &Record,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+) -> Decision {
+    // The boost's present rule counts; its deletion does not cut short the pods that are starting already.
+    let rule = policy.map_or(&record.end, |policy| &policy.end);
+    let deadline_seconds = record
+        .deadline_seconds
+        .unwrap_or_else(|| rule.deadline_seconds(settings));
+    let due = end::start(pod, record.timestamp)
+        .map(|start| rule.due(pod, start, deadline_seconds))
+        .or_else(|| end::unschedulable(pod, settings));
+    let is_due = due.filter(|due| due.at <= now);
+
+    let loans = Loans::of(pod, record);
+    let container_due = |name: &str| is_due.is_some() || rule.container_is_done(pod, name);
+    let containers: Vec<_> = loans
+        .outstanding
+        .iter()
+        .filter(|container| container_due(&container.name))
+        .cloned()
+        .collect();
+    if !containers.is_empty() {
+        let due = is_due.unwrap_or(Due {
+            at: now,
+            by: EndedBy::Condition,
+        });
+        return Decision::Revert(Revert { containers, due });
+    }
+    if !loans.outstanding.is_empty() {
+        return Decision::Wait(due.map(|due| due.at));
+    }
+    if let Some(problem) = loans.unreadable {
+        return Decision::Leave(Leave::Unreadable(problem));
+    }
+    if !loans.any_returned {
+        // Somebody else has changed every value of ours. Until the boost is due they may change them back.
+        return match is_due {
+            Some(due) => finish(record, EndedBy::Superseded, Some(due.at), now),
+            None => Decision::Wait(due.map(|due| due.at)),
+        };
+    }
+    if let Some(pending) = pending(pod, record) {
+        return Decision::Watch(pending);
+    }
+    let all_done = || {
+        record
+            .containers
+            .keys()
+            .all(|name| rule.container_is_done(pod, name))
+    };
+    let by = match is_due {
+        Some(due) => due.by,
+        None if all_done() => EndedBy::Condition,
+        None => EndedBy::Superseded,
+    };
+    finish(record, by, is_due.map(|due| due.at), now)
+}
+
+fn finish(
+    record: &Record,
+    by: EndedBy,
+    due: Option<DateTime<Utc>>,
+    now: DateTime<Utc>,
+) -> Decision {
+    Decision::Finish(Finish {
+        ended: Some((record.ended(by, now), by)),
+        due,
+    })
+}
+
+/// What became of what was lent.
+struct Loans {
+    /// Still lent: containers with what they go back to.
+    outstanding: Vec<ContainerRevert>,
+    /// Whether any value is back at its original.
+    any_returned: bool,
+    /// The first entry that can't be read.
+    unreadable: Option<String>,
+}
+
+/// What became of one value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Nothing was lent, or the pod doesn't have it.
+    NotLent,
+    /// It still has what we set; the value to go back to.
+    Lent(MilliCpu),
+    /// It is at its original.
+    Returned,
+    /// Somebody set it to something else, which stands.
+    Foreign,
+}
+
+impl Loans {
+    fn of(pod: &Pod, record: &Record) -> Self {
+        let mut loans = Self {
+            outstanding: Vec::new(),
+            any_returned: false,
+            unreadable: None,
+        };
+        let regular = pod.spec.containers.len();
+        for (index, container) in pod.all_containers().enumerate() {
+            match record.containers.get(&container.name) {
+                None => {}
+                Some(Err(bad)) => {
+                    loans
+                        .unreadable
+                        .get_or_insert_with(|| format!("container {}: {bad}", container.name));
+                }
+                Some(Ok(loan)) => {
+                    let (to, returned) = way_back(loan, Cpu::of(container));
+                    loans.any_returned |= returned;
+                    if to != Cpu::default() {
+                        let name = container.name.clone();
+                        loans.outstanding.push(ContainerRevert {
+                            name,
+                            init: index >= regular,
+                            to,
+                        });
+                    }
+                }
+            }
+        }
+        loans
+    }
+}
+
+/// What one container goes back to, and whether any of its values is back already.
+fn way_back(loan: &Loan, now: Cpu) -> (Cpu, bool) {
+    let request = loan
+        .request
+        .map_or(Fate::NotLent, |value| request_fate(value, now.request));
+    let limit = loan
+        .limit
+        .map_or(Fate::NotLent, |value| limit_fate(value, now.limit));
+    let lent = |fate| {
+        if let Fate::Lent(to) = fate {
+            Some(to)
+        } else {
+            None
+        }
+    };
+    let request_to = lent(request);
+    let request_then = request_to.or(now.request).unwrap_or_default();
+    // A limit is not lowered under a request that somebody raised.
+    let limit_to = lent(limit)
+        .map(|to| to.max(request_then))
+        .filter(|to| now.limit.is_none_or(|limit| *to < limit));
+    let returned = request == Fate::Returned || limit == Fate::Returned;
+    (
+        Cpu {
+            request: request_to,
+            limit: limit_to,
+        },
+        returned,
+    )
+}
+
+fn request_fate(value: LoanValue, now: Option<MilliCpu>) -> Fate {
+    match (value.set, now) {
+        (Set::Untouched, _) | (_, None) => Fate::NotLent,
+        (_, Some(now)) if now == value.original => Fate::Returned,
+        (Set::To(set), Some(now)) if now == set && value.original < now => {
+            Fate::Lent(value.original)
+        }
+        (Set::Unrecorded, Some(now)) if value.original < now => Fate::Lent(value.original),
+        _ => Fate::Foreign,
+    }
+}
+
+/// An absent limit is more than any limit.
+fn limit_fate(value: LoanValue, now: Option<MilliCpu>) -> Fate {
+    match (value.set, now) {
+        (Set::Removed | Set::Unrecorded, None) => Fate::Lent(value.original),
+        (Set::Removed, Some(now)) if now != value.original => Fate::Foreign,
+        (Set::To(_), None) => Fate::Foreign,
+        _ => request_fate(value, now),
+    }
+}
+
+/// Why the last resize is not done, or `None` when it is.
+///
+/// Done: no resize condition is left and the kubelet has observed the generation. Where observing is not tracked:
+/// what is allocated has come down to what is asked for. A pod without a node is done when the API server says so.
+fn pending(pod: &Pod, record: &Record) -> Option<Pending> {
+    if !pod.has_node() {
+        return None;
+    }
+    let resize = |kind| {
+        pod.condition(kind)
+            .filter(|condition| condition.status == "True")
+    };
+    if let Some(condition) = resize("PodResizePending") {
+        let message = condition.message.clone().unwrap_or_default();
+        return Some(match condition.reason.as_deref() {
+            Some("Infeasible") => Pending::Infeasible(message),
+            _ => Pending::Deferred(message),
+        });
+    }
+    if let Some(condition) = resize("PodResizeInProgress") {
+        let message = condition.message.clone().unwrap_or_default();
+        return Some(match condition.reason.as_deref() {
+            Some("Error") => Pending::Error(message),
+            _ => Pending::Kubelet,
+        });
+    }
+    let done = match (pod.status.observed_generation, pod.metadata.generation) {
+        // Generations begin at 1: this spec was never changed, so there is nothing to act on.
+        (None, Some(1)) => true,
+        (Some(observed), generation) => generation.is_none_or(|generation| observed >= generation),
+        (None, _) => record
+            .containers
+            .keys()
+            .all(|name| allocation_is_down(pod, name)),
+    };
+    (!done).then_some(Pending::Kubelet)
+}
+
+fn allocation_is_down(pod: &Pod, name: &str) -> bool {
+    let allocated = pod.container_status(name).and_then(|status| {
+        status
+            .allocated_resources
+            .as_ref()?
+            .cpu
+            .as_deref()?
+            .parse::<MilliCpu>()
+            .ok()
+    });
+    let asked = pod
+        .container(name)
+        .and_then(|container| Cpu::of(container).request);
+    // A kubelet that reports no allocation does not resize, and the API server refuses to for it.
+    allocated.is_none_or(|allocated| asked.is_none_or(|asked| allocated <= asked))
+}

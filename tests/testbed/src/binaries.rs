@@ -1,0 +1,200 @@
+//! The programs of the control plane: where they are, or how they come to be.
+//!
+//! Nothing is downloaded ready-made: the Go module beside this crate holds etcd, kube-apiserver and kubectl in one program, which
+//! is built once and kept in the user's cache. People who have envtest's binaries set `KUBEBUILDER_ASSETS` and build nothing.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use sha2::{Digest as _, Sha256};
+
+/// The names by which the program is started; it looks at its own.
+const NAMES: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
+const NO_GO: &str = "Go 1.26 or newer is needed to build the test control plane: install it, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kubectl";
+
+/// Paths of the three programs.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    /// The store behind the API server.
+    pub etcd: PathBuf,
+    /// The API server.
+    pub kube_apiserver: PathBuf,
+    /// The client that people use, so tests use it too.
+    pub kubectl: PathBuf,
+}
+
+impl Binaries {
+    /// Finds the programs, and builds them where there are none: about 10 minutes once, then cached. Blocks meanwhile.
+    ///
+    /// # Errors
+    /// If `KUBEBUILDER_ASSETS` names a folder that lacks a program; if Go is missing or the build fails.
+    pub fn find() -> Result<Self> {
+        let folder = match env::var_os("KUBEBUILDER_ASSETS") {
+            Some(assets) if !assets.is_empty() => {
+                let assets = PathBuf::from(assets);
+                for name in NAMES {
+                    ensure!(
+                        assets.join(name).is_file(),
+                        "KUBEBUILDER_ASSETS is {}, but there is no {name} in it: put it there, or unset the variable to have it built",
+                        assets.display()
+                    );
+                }
+                assets
+            }
+            _ => cached()?,
+        };
+        let [etcd, kube_apiserver, kubectl] = NAMES.map(|name| folder.join(name));
+        Ok(Self {
+            etcd,
+            kube_apiserver,
+            kubectl,
+        })
+    }
+}
+
+/// The folder in the cache, built if it is not there.
+fn cached() -> Result<PathBuf> {
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("kube");
+    let go = go_version(&module)?;
+    let flags = linker_flags(&module)?;
+    let mut hash = Sha256::new();
+    for file in ["main.go", "go.mod", "go.sum"] {
+        let path = module.join(file);
+        hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
+    }
+    hash.update(&flags);
+    hash.update(&go);
+    let key: String = hash
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+
+    let cache = env::var_os("XDG_CACHE_HOME")
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from);
+    let cache = cache.or_else(|| env::home_dir().map(|home| home.join(".cache")));
+    let cache = cache
+        .context("no place to cache the test control plane: set HOME or XDG_CACHE_HOME")?
+        .join("headstart");
+    let folder = cache.join(format!("kube-{key}"));
+    if folder.join("kube").is_file() {
+        return Ok(folder);
+    }
+
+    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
+    let path = cache.join(format!("kube-{key}.lock"));
+    let lock = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    // Test processes run at the same time: one builds, the others wait here and find the result.
+    lock.lock()
+        .with_context(|| format!("locking {}", path.display()))?;
+    if !folder.join("kube").is_file() {
+        build(&module, &flags, &folder)?;
+    }
+    Ok(folder)
+}
+
+/// What `go version` says inside the module, which may ask for a newer toolchain than the one installed.
+fn go_version(module: &Path) -> Result<String> {
+    let Ok(output) = Command::new("go")
+        .arg("version")
+        .current_dir(module)
+        .output()
+    else {
+        bail!(NO_GO)
+    };
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{NO_GO} (`go version` says: {})",
+        error.trim()
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Without a version the server would call itself v0.0.0, and clients that look at versions would go wrong.
+fn linker_flags(module: &Path) -> Result<String> {
+    let path = module.join("go.mod");
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let version = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes "))
+        .map(str::trim);
+    let version = version
+        .with_context(|| format!("{} does not require k8s.io/kubernetes", path.display()))?;
+    let mut numbers = version.trim_start_matches('v').split('.');
+    let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+        bail!(
+            "{}: {version} is not a version of Kubernetes",
+            path.display()
+        )
+    };
+    let set = "-X k8s.io/component-base/version.git";
+    Ok(format!(
+        "-s -w {set}Version={version} {set}Major={major} {set}Minor={minor}"
+    ))
+}
+
+/// Builds beside `folder` and renames at the end: what stands in the cache is always whole.
+fn build(module: &Path, flags: &str, folder: &Path) -> Result<()> {
+    let start = Instant::now();
+    eprintln!(
+        "Building the test control plane (etcd, kube-apiserver, kubectl) with Go: about 10 minutes, once. It is kept in {}",
+        folder.display()
+    );
+    let unfinished = folder.with_extension("unfinished");
+    fs::remove_dir_all(&unfinished).ok();
+    fs::create_dir_all(&unfinished)
+        .with_context(|| format!("creating {}", unfinished.display()))?;
+    let mut go = Command::new("go")
+        .args(["build", "-v", "-trimpath", "-ldflags", flags, "-o"])
+        .arg(unfinished.join("kube"))
+        .arg(".")
+        .current_dir(module)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context(NO_GO)?;
+    let lines = BufReader::new(go.stderr.take().context("Go's output was not piped")?).lines();
+    let (mut packages, mut reported, mut tail) = (0, Instant::now(), Vec::new());
+    // Go names each package as it compiles it; only the last lines matter if it fails.
+    for line in lines.map_while(Result::ok) {
+        packages += 1;
+        if reported.elapsed() > Duration::from_secs(30) {
+            eprintln!(
+                "… {packages} packages in {} min",
+                start.elapsed().as_secs() / 60
+            );
+            reported = Instant::now();
+        }
+        tail.push(line);
+        tail.drain(..tail.len().saturating_sub(20));
+    }
+    let status = go.wait().context("waiting for Go")?;
+    ensure!(
+        status.success(),
+        "`go build` in {} failed ({status}):\n{}",
+        module.display(),
+        tail.join("\n")
+    );
+    for name in NAMES {
+        symlink("kube", unfinished.join(name)).with_context(|| format!("naming {name}"))?;
+    }
+    fs::remove_dir_all(folder).ok();
+    fs::rename(&unfinished, folder)
+        .with_context(|| format!("moving the build to {}", folder.display()))?;
+    eprintln!(
+        "Built the test control plane in {} s",
+        start.elapsed().as_secs()
+    );
+    Ok(())
+}

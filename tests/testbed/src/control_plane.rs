@@ -1,0 +1,498 @@
+//! A real control plane on loopback: etcd and kube-apiserver, nothing else. No root, no network, ready in seconds.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use http::Request;
+use k8s_openapi::api::{
+    authentication::v1::{TokenRequest, TokenRequestSpec},
+    core::v1::{Namespace, ServiceAccount},
+};
+use kube::{
+    Api, Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt as _;
+
+use crate::{
+    binaries::Binaries,
+    pki::Pki,
+    process::{Janitor, Signal, Supervised, free_ports},
+    wait::{GiveUp, eventually},
+};
+
+/// How long a start may take; on an idle machine it is 3 s, but test processes start several at once.
+const START: Duration = Duration::from_secs(90);
+/// A port that was free may be taken before its program listens: so often everything is started anew.
+const ATTEMPTS: usize = 4;
+
+/// How a control plane is started.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Leave the folder with data, logs, certificates and audit log behind, and say where it is.
+    pub keep: bool,
+    /// More flags for kube-apiserver, after ours.
+    pub api_server_args: Vec<String>,
+}
+
+/// A running etcd and kube-apiserver. They end with this value, and at the latest with this process.
+pub struct ControlPlane {
+    // Dropped in this order: whoever writes into the folder ends before it is removed.
+    api_server: Mutex<Arc<Supervised>>,
+    etcd: Supervised,
+    /// Kept for its end alone.
+    _janitor: Option<Janitor>,
+    folder: Folder,
+    binaries: Binaries,
+    pki: Pki,
+    url: String,
+    api_server_args: Vec<String>,
+    admin_kubeconfig: PathBuf,
+    admin: Client,
+}
+
+/// The folder of a control plane: removed at the end, unless it is to be kept.
+#[derive(Debug)]
+enum Folder {
+    Temporary(TempDir),
+    Kept(PathBuf),
+}
+
+impl Folder {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Temporary(folder) => folder.path(),
+            Self::Kept(folder) => folder,
+        }
+    }
+}
+
+impl ControlPlane {
+    /// Starts etcd and kube-apiserver, and returns when the API server is ready.
+    ///
+    /// # Errors
+    /// If the programs can't be found or built, or don't become ready; the error then ends with the last lines of their logs.
+    pub async fn start(options: Options) -> Result<Self> {
+        // Both TLS providers might be compiled into a test; one that is installed already is as good.
+        rustls::crypto::ring::default_provider()
+            .install_default()
+            .ok();
+        let binaries = tokio::task::spawn_blocking(Binaries::find)
+            .await
+            .context("looking for the control plane's programs")??;
+        let mut attempt = 1;
+        loop {
+            match Self::attempt(&options, binaries.clone()).await {
+                Err(error)
+                    if attempt < ATTEMPTS
+                        && format!("{error:#}").contains("address already in use") =>
+                {
+                    attempt += 1
+                }
+                result => return result,
+            }
+        }
+    }
+
+    async fn attempt(options: &Options, binaries: Binaries) -> Result<Self> {
+        let folder =
+            TempDir::with_prefix("headstart-").context("making a folder for the control plane")?;
+        let (folder, janitor) = if options.keep {
+            let folder = folder.keep();
+            eprintln!("The control plane keeps its files in {}", folder.display());
+            (Folder::Kept(folder), None)
+        } else {
+            let janitor = Janitor::start(folder.path())?;
+            (Folder::Temporary(folder), Some(janitor))
+        };
+        let path = folder.path();
+        let pki = Pki::create(&path.join("pki"))?;
+        let policy = path.join("audit-policy.json");
+        std::fs::write(&policy, audit_policy().to_string())
+            .with_context(|| format!("writing {}", policy.display()))?;
+
+        let [etcd_port, peer_port, port] = free_ports()?;
+        let url = format!("https://127.0.0.1:{port}");
+        let none: [(&str, &str); 0] = [];
+        let etcd = Supervised::spawn(
+            "etcd",
+            &binaries.etcd,
+            &etcd_args(path, etcd_port, peer_port),
+            &none,
+            &path.join("etcd.log"),
+        )?;
+        let mut args = api_server_args(path, &pki, etcd_port, port);
+        args.extend(options.api_server_args.iter().cloned());
+        let api_server = spawn_api_server(&binaries, path, &args)?;
+        let admin_kubeconfig = pki.user_kubeconfig(&url, "admin", &["system:masters"])?;
+        let admin = client(&admin_kubeconfig).await?;
+        let plane = Self {
+            api_server: Mutex::new(Arc::new(api_server)),
+            etcd,
+            _janitor: janitor,
+            folder,
+            binaries,
+            pki,
+            url,
+            api_server_args: args,
+            admin_kubeconfig,
+            admin,
+        };
+        plane.wait_ready().await?;
+        Ok(plane)
+    }
+
+    async fn wait_ready(&self) -> Result<()> {
+        let api_server = self.api_server();
+        let ready = eventually("the API server is ready", START, || async {
+            for program in [&self.etcd, &api_server] {
+                program
+                    .check()
+                    .map_err(|error| GiveUp(format!("{error:#}")))?;
+            }
+            let request = Request::get("/readyz").body(Vec::new())?;
+            let answer = self.admin.request_text(request).await?;
+            ensure!(answer == "ok", "/readyz says {answer}");
+            // Made in the background, after /readyz says ok.
+            Api::<Namespace>::all(self.admin.clone())
+                .get("default")
+                .await?;
+            Ok(())
+        });
+        ready.await.with_context(|| {
+            let logs = [&self.etcd, &api_server].map(|program| {
+                format!(
+                    "{}:\n{}",
+                    program.log_path().display(),
+                    program.last_log_lines(15)
+                )
+            });
+            format!("starting the control plane. {}", logs.join("\n"))
+        })
+    }
+
+    /// The address of the API server.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The folder with logs, certificates and the audit log; a place for more files of the test.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A client that may do everything.
+    #[must_use]
+    pub fn admin(&self) -> Client {
+        self.admin.clone()
+    }
+
+    /// The kubeconfig behind [`Self::admin`].
+    #[must_use]
+    pub fn admin_kubeconfig(&self) -> &Path {
+        &self.admin_kubeconfig
+    }
+
+    /// A kubeconfig for a user in up to two groups, who may do what RBAC lets them.
+    ///
+    /// # Errors
+    /// If there are more groups, or files can't be written.
+    pub fn kubeconfig_for(&self, user: &str, groups: &[&str]) -> Result<PathBuf> {
+        self.pki.user_kubeconfig(&self.url, user, groups)
+    }
+
+    /// A client with connections of its own, as [`Self::kubeconfig_for`].
+    ///
+    /// # Errors
+    /// As [`Self::kubeconfig_for`].
+    pub async fn client_for(&self, user: &str, groups: &[&str]) -> Result<Client> {
+        client(&self.kubeconfig_for(user, groups)?).await
+    }
+
+    /// A kubeconfig with a token of a service account that exists, good for a day: what a pod would find mounted.
+    ///
+    /// # Errors
+    /// If there is no such service account.
+    pub async fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.admin(), namespace);
+        let spec = TokenRequestSpec {
+            expiration_seconds: Some(24 * 3600),
+            ..TokenRequestSpec::default()
+        };
+        let request = TokenRequest {
+            spec,
+            ..TokenRequest::default()
+        };
+        let answer = accounts
+            .create_token_request(name, &kube::api::PostParams::default(), &request)
+            .await
+            .with_context(|| {
+                format!(
+                    "asking for a token of the service account {namespace}/{name}: create it first"
+                )
+            })?;
+        let token = answer
+            .status
+            .context("the answer to a TokenRequest had no status")?
+            .token;
+        self.pki
+            .token_kubeconfig(&self.url, &format!("{namespace}-{name}"), namespace, &token)
+    }
+
+    /// A client that acts as a service account.
+    ///
+    /// # Errors
+    /// If there is no such service account.
+    pub async fn service_account_client(&self, namespace: &str, name: &str) -> Result<Client> {
+        client(&self.service_account_kubeconfig(namespace, name).await?).await
+    }
+
+    /// `kubectl` as the administrator, ready to be run or given more; its caches stay in our folder.
+    #[must_use]
+    pub fn kubectl_command(&self) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(&self.binaries.kubectl);
+        command
+            .env("KUBECONFIG", &self.admin_kubeconfig)
+            .env("HOME", self.folder())
+            .env_remove("XDG_CACHE_HOME");
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// Runs `kubectl` with these arguments, whatever comes out.
+    ///
+    /// # Errors
+    /// If it can't be run.
+    pub async fn kubectl(&self, args: &[&str]) -> Result<Output> {
+        self.kubectl_command()
+            .args(args)
+            .output()
+            .await
+            .with_context(|| format!("running kubectl {}", args.join(" ")))
+    }
+
+    /// Runs `kubectl` and returns what it prints.
+    ///
+    /// # Errors
+    /// If it fails; the error has what it prints then.
+    pub async fn kubectl_ok(&self, args: &[&str]) -> Result<String> {
+        printed(args, &self.kubectl(args).await?)
+    }
+
+    /// Server-side applies manifests, YAML or JSON, and returns what `kubectl` prints.
+    ///
+    /// # Errors
+    /// If one is refused.
+    pub async fn apply(&self, manifests: &str) -> Result<String> {
+        let args = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+        let mut command = self.kubectl_command();
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut kubectl = command.spawn().context("running kubectl apply")?;
+        let mut stdin = kubectl
+            .stdin
+            .take()
+            .context("kubectl's input was not piped")?;
+        let writing = async move { stdin.write_all(manifests.as_bytes()).await };
+        let (written, output) = tokio::join!(writing, kubectl.wait_with_output());
+        let printed = printed(&args, &output.context("waiting for kubectl apply")?)?;
+        written.context("writing to kubectl apply")?;
+        Ok(printed)
+    }
+
+    /// The audit log so far: request bodies of all writes to pods, the rest of the writes, and every request of a service account.
+    ///
+    /// # Errors
+    /// If the log can't be read.
+    pub fn audit_events(&self) -> Result<Vec<Value>> {
+        let path = self.folder().join("audit.jsonl");
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("reading {}", path.display()))?;
+        // The last line may be half written.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole
+            .lines()
+            .map(|line| {
+                serde_json::from_str(line)
+                    .with_context(|| format!("reading the audit event {line}"))
+            })
+            .collect()
+    }
+
+    /// The API server's own metrics, as text.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn metrics(&self) -> Result<String> {
+        let request = Request::get("/metrics").body(Vec::new())?;
+        self.admin
+            .request_text(request)
+            .await
+            .context("reading the API server's metrics")
+    }
+
+    /// Sends the API server a signal: `STOP` makes it hang until `CONT`, `KILL` is a crash.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn signal_api_server(&self, signal: Signal) -> Result<()> {
+        self.api_server().kill(signal)
+    }
+
+    /// Stops the API server in good order; etcd keeps the data.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub async fn stop_api_server(&self) -> Result<()> {
+        self.api_server()
+            .stop(Duration::from_secs(20))
+            .await
+            .map(drop)
+    }
+
+    /// Starts the API server again after [`Self::stop_api_server`] or a crash: same port, same data.
+    ///
+    /// # Errors
+    /// If it still runs, or does not become ready.
+    pub async fn start_api_server(&self) -> Result<()> {
+        ensure!(!self.api_server().is_alive(), "the API server runs already");
+        let again = spawn_api_server(&self.binaries, self.folder(), &self.api_server_args)?;
+        *self
+            .api_server
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(again);
+        self.wait_ready().await
+    }
+
+    fn api_server(&self) -> Arc<Supervised> {
+        Arc::clone(
+            &self
+                .api_server
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        )
+    }
+}
+
+/// A client for a kubeconfig that shows errors as they come: a test must not pass by kube's own retries.
+///
+/// # Errors
+/// If the kubeconfig can't be read.
+pub async fn client(kubeconfig: &Path) -> Result<Client> {
+    let read = Kubeconfig::read_from(kubeconfig)
+        .with_context(|| format!("reading {}", kubeconfig.display()))?;
+    let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("using {}", kubeconfig.display()))?;
+    config.default_retry = false;
+    Client::try_from(config).with_context(|| format!("making a client of {}", kubeconfig.display()))
+}
+
+fn printed(args: &[&str], output: &Output) -> Result<String> {
+    let out = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        bail!(
+            "kubectl {} failed ({}):\n{}{out}",
+            args.join(" "),
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(out.into_owned())
+}
+
+fn spawn_api_server(binaries: &Binaries, folder: &Path, args: &[String]) -> Result<Supervised> {
+    let none: [(&str, &str); 0] = [];
+    Supervised::spawn(
+        "kube-apiserver",
+        &binaries.kube_apiserver,
+        args,
+        &none,
+        &folder.join("kube-apiserver.log"),
+    )
+}
+
+/// `--unsafe-no-fsync`: the data need not survive the machine.
+fn etcd_args(folder: &Path, port: u16, peer_port: u16) -> Vec<String> {
+    let (client, peer) = (
+        format!("http://127.0.0.1:{port}"),
+        format!("http://127.0.0.1:{peer_port}"),
+    );
+    vec![
+        format!("--data-dir={}", folder.join("etcd").display()),
+        "--unsafe-no-fsync".to_owned(),
+        "--quota-backend-bytes=4294967296".to_owned(),
+        "--log-level=warn".to_owned(),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=default={peer}"),
+    ]
+}
+
+fn api_server_args(folder: &Path, pki: &Pki, etcd_port: u16, port: u16) -> Vec<String> {
+    let flags = [
+        format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
+        format!("--secure-port={port}"),
+        "--bind-address=127.0.0.1".to_owned(),
+        "--advertise-address=127.0.0.1".to_owned(),
+        // The API server would write its own address into Endpoints, where loopback is not allowed.
+        "--endpoint-reconciler-type=none".to_owned(),
+        "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+        "--allow-privileged".to_owned(),
+        "--authorization-mode=RBAC".to_owned(),
+        "--enable-admission-plugins=ResourceQuota,LimitRanger".to_owned(),
+        // Nobody makes the default service accounts that it demands.
+        "--disable-admission-plugins=ServiceAccount".to_owned(),
+        "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
+        "--requestheader-allowed-names=front-proxy-client".to_owned(),
+        "--requestheader-username-headers=X-Remote-User".to_owned(),
+        "--requestheader-group-headers=X-Remote-Group".to_owned(),
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+        // In megabytes: a rotated log would hide events from the tests.
+        "--audit-log-maxsize=100000".to_owned(),
+    ];
+    let files = [
+        ("--audit-policy-file", folder.join("audit-policy.json")),
+        ("--audit-log-path", folder.join("audit.jsonl")),
+        ("--client-ca-file", pki.path("ca.crt")),
+        ("--tls-cert-file", pki.path("apiserver.crt")),
+        ("--tls-private-key-file", pki.path("apiserver.key")),
+        ("--service-account-key-file", pki.path("sa.pub")),
+        ("--service-account-signing-key-file", pki.path("sa.key")),
+        ("--requestheader-client-ca-file", pki.path("front-ca.crt")),
+        ("--proxy-client-cert-file", pki.path("front.crt")),
+        ("--proxy-client-key-file", pki.path("front.key")),
+    ];
+    let files = files
+        .into_iter()
+        .map(|(flag, path)| format!("{flag}={}", path.display()));
+    flags.into_iter().chain(files).collect()
+}
+
+/// Enough to count and read every write to a pod, and to see all that an operator asks for.
+fn audit_policy() -> Value {
+    let writes = ["create", "update", "patch", "delete", "deletecollection"];
+    json!({
+        "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "Request", "verbs": writes, "resources": [{"group": "", "resources": ["pods", "pods/resize", "pods/status"]}]},
+            {"level": "Metadata", "verbs": writes},
+            {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+            {"level": "None"},
+        ],
+    })
+}
