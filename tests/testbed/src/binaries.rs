@@ -72,12 +72,9 @@ fn cached() -> Result<PathBuf> {
     }
     hash.update(&flags);
     hash.update(&go);
-    let key: String = hash
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let digest = hash.finalize();
+    let start = digest.first_chunk().context("a SHA-256 has 32 bytes")?;
+    let key = format!("{:016x}", u64::from_be_bytes(*start));
 
     let cache = env::var_os("XDG_CACHE_HOME")
         .filter(|path| !path.is_empty())

@@ -55,7 +55,7 @@ pub struct ControlPlane {
     url: String,
     api_server_args: Vec<String>,
     admin_kubeconfig: PathBuf,
-    admin: Client,
+    admin: Config,
 }
 
 /// The folder of a control plane: removed at the end, unless it is to be kept.
@@ -94,7 +94,7 @@ impl ControlPlane {
                     if attempt < ATTEMPTS
                         && format!("{error:#}").contains("address already in use") =>
                 {
-                    attempt += 1
+                    attempt += 1;
                 }
                 result => return result,
             }
@@ -132,7 +132,7 @@ impl ControlPlane {
         args.extend(options.api_server_args.iter().cloned());
         let api_server = spawn_api_server(&binaries, path, &args)?;
         let admin_kubeconfig = pki.user_kubeconfig(&url, "admin", &["system:masters"])?;
-        let admin = client(&admin_kubeconfig).await?;
+        let admin = config(&admin_kubeconfig).await?;
         let plane = Self {
             api_server: Mutex::new(Arc::new(api_server)),
             etcd,
@@ -151,6 +151,7 @@ impl ControlPlane {
 
     async fn wait_ready(&self) -> Result<()> {
         let api_server = self.api_server();
+        let admin = self.admin();
         let ready = eventually("the API server is ready", START, || async {
             for program in [&self.etcd, &api_server] {
                 program
@@ -158,12 +159,10 @@ impl ControlPlane {
                     .map_err(|error| GiveUp(format!("{error:#}")))?;
             }
             let request = Request::get("/readyz").body(Vec::new())?;
-            let answer = self.admin.request_text(request).await?;
+            let answer = admin.request_text(request).await?;
             ensure!(answer == "ok", "/readyz says {answer}");
             // Made in the background, after /readyz says ok.
-            Api::<Namespace>::all(self.admin.clone())
-                .get("default")
-                .await?;
+            Api::<Namespace>::all(admin.clone()).get("default").await?;
             Ok(())
         });
         ready.await.with_context(|| {
@@ -190,10 +189,14 @@ impl ControlPlane {
         self.folder.path()
     }
 
-    /// A client that may do everything.
+    /// A client that may do everything. Each has its own connections, and lives with the runtime that asks for it: so tests with
+    /// a runtime each can share one control plane in a `static`.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
     #[must_use]
     pub fn admin(&self) -> Client {
-        self.admin.clone()
+        Client::try_from(self.admin.clone()).expect("certificates that we made are understood")
     }
 
     /// The kubeconfig behind [`Self::admin`].
@@ -337,7 +340,7 @@ impl ControlPlane {
     /// If it does not answer.
     pub async fn metrics(&self) -> Result<String> {
         let request = Request::get("/metrics").body(Vec::new())?;
-        self.admin
+        self.admin()
             .request_text(request)
             .await
             .context("reading the API server's metrics")
@@ -391,13 +394,21 @@ impl ControlPlane {
 /// # Errors
 /// If the kubeconfig can't be read.
 pub async fn client(kubeconfig: &Path) -> Result<Client> {
-    let read = Kubeconfig::read_from(kubeconfig)
-        .with_context(|| format!("reading {}", kubeconfig.display()))?;
-    let mut config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
-        .await
-        .with_context(|| format!("using {}", kubeconfig.display()))?;
-    config.default_retry = false;
+    let config = config(kubeconfig).await?;
     Client::try_from(config).with_context(|| format!("making a client of {}", kubeconfig.display()))
+}
+
+async fn config(kubeconfig: &Path) -> Result<Config> {
+    let what = || format!("reading {}", kubeconfig.display());
+    let read = Kubeconfig::read_from(kubeconfig).with_context(what)?;
+    let options = KubeConfigOptions::default();
+    let mut config = Config::from_custom_kubeconfig(read, &options)
+        .await
+        .with_context(what)?;
+    config.default_retry = false;
+    // The API server is on loopback, whatever the environment says about proxies.
+    config.proxy_url = None;
+    Ok(config)
 }
 
 fn printed(args: &[&str], output: &Output) -> Result<String> {

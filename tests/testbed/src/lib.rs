@@ -4,15 +4,19 @@
 //! test against them, and [`balancer`] stands before its webhooks as a Service would. Everything ends with the test's process,
 //! even when that is killed ([`process`]).
 
+pub mod balancer;
 pub mod binaries;
 pub mod control_plane;
 pub mod memory;
 pub mod node;
+pub mod operator;
 pub mod pki;
 pub mod process;
 pub mod wait;
 
+pub use balancer::{Backend, Balancer};
 pub use control_plane::{ControlPlane, Options};
 pub use node::{Behaviour, NodeStandIn, Resize};
+pub use operator::{Operator, OperatorOptions, install};
 pub use process::{Signal, Supervised};
 pub use wait::eventually;

@@ -170,6 +170,7 @@ impl Recorded {
 // === impl MemoryServer ===
 
 /// The outside: making a server, and its clients.
+#[expect(clippy::must_use_candidate, reason = "called for what they do")]
 impl MemoryServer {
     /// An empty server whose clock starts at the default base.
     #[must_use]
@@ -317,6 +318,7 @@ impl MemoryServer {
 }
 
 /// The back door: what a test does to objects as "somebody else", without a request, latency or validation.
+#[expect(clippy::must_use_candidate, reason = "called for what they do")]
 impl MemoryServer {
     /// Stores an object as given, status included, and returns it with what the server adds: uid, resourceVersion,
     /// generation, creationTimestamp, a namespace (`default`) and, where that is new, the Namespace.
@@ -380,7 +382,7 @@ impl MemoryServer {
     pub fn terminate(&self, resource: &str, namespace: &str, name: &str) -> Value {
         let now = self.clock.timestamp();
         self.update(resource, namespace, name, |object| {
-            store::terminate(object, &now)
+            store::terminate(object, &now);
         })
     }
 }
@@ -415,7 +417,9 @@ impl MemoryServer {
         };
         tokio::time::sleep(latency + fault.delay).await;
 
-        fault.before.iter().for_each(|hook| hook(&self));
+        for hook in &fault.before {
+            hook(&self);
+        }
         let reply = if let End::Reply(refusal) = &fault.end {
             Some(refusal.reply())
         } else if fault.lands() {
@@ -426,7 +430,9 @@ impl MemoryServer {
         if let (Some(reply), Some(recorded)) = (&reply, self.state().log.get_mut(&id)) {
             recorded.status = reply.status().as_u16();
         }
-        fault.after.iter().for_each(|hook| hook(&self));
+        for hook in &fault.after {
+            hook(&self);
+        }
 
         match (fault.end, reply) {
             (End::Answer | End::Reply(_), Some(reply)) => Outcome::Reply(reply),

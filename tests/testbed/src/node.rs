@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use chrono::{SecondsFormat, Utc};
-use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc, stream};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, channel::mpsc, stream};
 use k8s_openapi::{
     api::core::v1::{
         Binding, Container, ContainerStatus, Node, ObjectReference, Pod, PodCondition,
@@ -498,10 +498,14 @@ impl Pods {
                     uid: pod.uid(),
                     ..ObjectMeta::default()
                 };
-                let binding = serde_json::to_vec(&Binding { metadata, target })
-                    .map_err(kube::Error::SerdeError)?;
+                let binding = Binding { metadata, target };
                 let bound: Result<Status, _> = api
-                    .create_subresource("binding", &pod.name_any(), &PostParams::default(), binding)
+                    .create_subresource(
+                        "binding",
+                        &pod.name_any(),
+                        &PostParams::default(),
+                        &binding,
+                    )
                     .await;
                 if let Err(error) = bound {
                     self.state().charge(pod, Charge::default());

@@ -53,10 +53,10 @@ impl Pki {
                 "kubernetes.default",
                 "kubernetes.default.svc",
             ],
-            Usage {
+            Holder {
                 user: "kube-apiserver".to_owned(),
                 groups: Vec::new(),
-                usage: ExtendedKeyUsagePurpose::ServerAuth,
+                purpose: ExtendedKeyUsagePurpose::ServerAuth,
             },
         )?;
         let key = KeyPair::generate().context("making the key of the service accounts")?;
@@ -136,18 +136,18 @@ impl Pki {
 }
 
 /// What a certificate says about its holder.
-struct Usage {
+struct Holder {
     user: String,
     groups: Vec<String>,
-    usage: ExtendedKeyUsagePurpose,
+    purpose: ExtendedKeyUsagePurpose,
 }
 
-fn client(user: &str, groups: &[&str]) -> Usage {
+fn client(user: &str, groups: &[&str]) -> Holder {
     let groups = groups.iter().map(|&group| group.to_owned()).collect();
-    Usage {
+    Holder {
         user: user.to_owned(),
         groups,
-        usage: ExtendedKeyUsagePurpose::ClientAuth,
+        purpose: ExtendedKeyUsagePurpose::ClientAuth,
     }
 }
 
@@ -172,7 +172,7 @@ fn issue(
     name: &str,
     ca: &Issuer<'static, KeyPair>,
     hosts: &[&str],
-    holder: Usage,
+    holder: Holder,
 ) -> Result<()> {
     let hosts: Vec<String> = hosts.iter().map(|&host| host.to_owned()).collect();
     let mut params =
@@ -194,7 +194,7 @@ fn issue(
     for (attribute, group) in attributes.into_iter().zip(holder.groups) {
         params.distinguished_name.push(attribute, group);
     }
-    params.extended_key_usages = vec![holder.usage];
+    params.extended_key_usages = vec![holder.purpose];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     let key = KeyPair::generate().with_context(|| format!("making the key of {name}"))?;
     let certificate = params

@@ -44,7 +44,7 @@ pub(super) struct Refusal {
     code: u16,
     reason: String,
     message: String,
-    details: Map<String, Value>,
+    details: Box<Map<String, Value>>,
     pub(super) retry_after: Option<u64>,
 }
 
@@ -607,7 +607,7 @@ impl Refusal {
             code,
             reason,
             message,
-            details: Map::new(),
+            details: Box::default(),
             retry_after: None,
         }
     }

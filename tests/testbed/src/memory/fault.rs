@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{MemoryServer, Recorded, api::Refusal};
 
 type Hook = Arc<dyn Fn(&MemoryServer) + Send + Sync>;
+type Filter = Arc<dyn Fn(&Recorded) -> bool + Send + Sync>;
 
 /// An injected fault: which requests it meets, and what becomes of them.
 ///
@@ -21,7 +22,7 @@ pub struct Fault {
     verb: String,
     path: String,
     who: Option<String>,
-    when: Vec<Arc<dyn Fn(&Recorded) -> bool + Send + Sync>>,
+    when: Vec<Filter>,
     skip: u32,
     /// None: always.
     left: Option<u32>,
@@ -67,7 +68,7 @@ impl Fault {
         self
     }
 
-    /// Meets only requests that `fits` says yes to.
+    /// Meets only requests that `fits` says yes to; it must not call the server, which is locked then.
     #[must_use]
     pub fn when(mut self, fits: impl Fn(&Recorded) -> bool + Send + Sync + 'static) -> Self {
         self.when.push(Arc::new(fits));

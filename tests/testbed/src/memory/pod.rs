@@ -1,4 +1,4 @@
-//! What the API server does to pods alone: resize, the frozen spec, QoS, LimitRange defaults.
+//! What the API server does to pods alone: resize, the frozen spec, `QoS` classes, `LimitRange` defaults.
 
 use serde_json::{Map, Value, json};
 
@@ -130,7 +130,7 @@ fn check_resources(pod: &Value, path: &str, have: &Value, want: &Value) -> Resul
     Ok(())
 }
 
-/// Adds the Container defaults of the namespace's LimitRanges to every container, as the admission plugin does at
+/// Adds the Container defaults of the namespace's `LimitRange`s to every container, as the admission plugin does at
 /// creation and on a resize. A default that is not given follows from the others, as it does when a range is stored.
 pub(super) fn add_limit_range_defaults<'a>(
     pod: &mut Value,
@@ -167,7 +167,7 @@ fn for_each_container(pod: &mut Value, mut change: impl FnMut(&mut Value)) {
     }
 }
 
-/// The QoS class that the containers give a pod.
+/// The `QoS` class that the containers give a pod.
 pub(super) fn qos(pod: &Value) -> &'static str {
     let mut class = None;
     for container in LISTS.iter().flat_map(|list| items(&pod["spec"][list])) {

@@ -124,7 +124,9 @@ impl Watch {
         }
         let seen = self.seen.replace(store.version).unwrap_or_default();
         if let Some(changes) = store.since(seen) {
-            changes.iter().for_each(|change| self.tell(change));
+            for change in changes {
+                self.tell(change);
+            }
         } else {
             self.push_line("ERROR", &Refusal::expired(seen, store).status());
             self.ended = true;

@@ -1,0 +1,101 @@
+//! The mutating webhook: every replica answers, from its own cache.
+//!
+//! Nothing on this path may wait: no I/O, no lock and no await stand between a body and its answer. And no answer may
+//! refuse a pod: what can't be read is answered with HTTP 400, which `failurePolicy: Ignore` passes over, and everything
+//! else with `allowed: true`.
+
+mod http;
+mod review;
+
+use std::{sync::Arc, time::Instant};
+
+use arc_swap::ArcSwapOption;
+
+pub use http::routes;
+pub use review::BadReview;
+
+use crate::{
+    clock::Clock,
+    domain::{
+        admission::{Admission, Outcome, Settings, admit},
+        patch,
+        snapshot::Snapshot,
+    },
+    metrics::AdmissionMetrics,
+};
+
+/// Answers admission reviews.
+#[derive(Clone, Debug)]
+pub struct Admitter {
+    /// Empty until the boosts have been read for the first time.
+    pub snapshot: Arc<ArcSwapOption<Snapshot>>,
+    /// What the flags say.
+    pub settings: Settings,
+    /// Dates the records.
+    pub clock: Clock,
+    /// Counts outcomes.
+    pub metrics: AdmissionMetrics,
+}
+
+impl Admitter {
+    /// The answer to a review's body.
+    ///
+    /// # Errors
+    /// When the body is no review of a pod that can be read.
+    pub fn answer(&self, body: &[u8]) -> Result<Vec<u8>, BadReview> {
+        let began = Instant::now();
+        let answered = self.decide(body);
+        match &answered {
+            Ok((outcome, _)) => self.metrics.answered(*outcome, began.elapsed()),
+            Err(_) => self.metrics.unreadable(),
+        }
+        answered.map(|(_, answer)| answer)
+    }
+
+    /// The answer, and what to count: nothing for a dry run and for what is no new pod.
+    fn decide(&self, body: &[u8]) -> Result<(Option<Outcome>, Vec<u8>), BadReview> {
+        let request = review::read(body)?;
+        let Some(pod) = request.new_pod()? else {
+            return Ok((None, review::unchanged(&request.uid)));
+        };
+        let counted = |outcome| Some(outcome).filter(|_| !request.is_dry_run());
+        let Some(snapshot) = self.snapshot.load_full() else {
+            let reason = crate::domain::reason::Reason::Unsynced;
+            return Ok((
+                counted(Outcome::Skipped(reason)),
+                review::skipped(&request.uid, None, reason),
+            ));
+        };
+        let admission = admit(
+            &snapshot,
+            self.settings,
+            &request.namespace,
+            &pod,
+            self.clock.now(),
+        );
+        let span = tracing::debug_span!(
+            "review",
+            uid = %request.uid,
+            namespace = %request.namespace,
+            pod = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref()).unwrap_or_default(),
+        );
+        span.in_scope(|| log(&admission));
+        let patch = patch::admission(&pod, &admission);
+        Ok((
+            counted(admission.outcome),
+            review::patched(&request.uid, &admission, &patch),
+        ))
+    }
+}
+
+fn log(admission: &Admission) {
+    let boost = admission
+        .boost
+        .as_ref()
+        .map_or("", |boost| boost.name.as_str());
+    match admission.outcome {
+        Outcome::Boosted => tracing::debug!(boost, "boosted"),
+        Outcome::Skipped(reason) => tracing::debug!(boost, %reason, "not boosted"),
+        Outcome::NoBoost | Outcome::Untouchable => tracing::trace!("no boost"),
+    }
+}

@@ -1,0 +1,235 @@
+//! `AdmissionReview` v1, trimmed: what is read of a request, and the answer as bytes.
+//!
+//! Own types instead of kube's: the pod is parsed only where the review is about a new pod, and the patch goes out in
+//! base64 (kube writes an array of numbers, three times as long).
+
+use std::collections::BTreeMap;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use json_patch::Patch;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{
+    api::Pod,
+    domain::{
+        admission::{Admission, Outcome},
+        reason::Reason,
+    },
+};
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
+
+/// Objects nested deeper than this are refused. serde bounds only what it builds; what it passes over may be as deep as
+/// the body is long.
+const MAX_DEPTH: usize = 1_000;
+
+/// Why a body is no review that can be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum BadReview {
+    /// Not JSON, or not of the shape.
+    #[error("the body is no AdmissionReview: {0}")]
+    Unreadable(serde_json::Error),
+    /// Another kind or version.
+    #[error("expected an {KIND} of {API_VERSION}, got kind {kind:?} of apiVersion {version:?}")]
+    Kind {
+        /// What `apiVersion` says.
+        version: String,
+        /// What `kind` says.
+        kind: String,
+    },
+    /// A field that every review has.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// The pod.
+    #[error("request.object is no pod: {0}")]
+    Pod(serde_json::Error),
+    /// Nested too deep.
+    #[error("the body is nested more than {MAX_DEPTH} deep")]
+    TooDeep,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review<'a> {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(borrow)]
+    request: Option<Request<'a>>,
+}
+
+/// `request` of a review.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Request<'a> {
+    /// To be echoed.
+    #[serde(default)]
+    pub(super) uid: String,
+    /// Where the pod will be; its own metadata may not say it yet.
+    #[serde(default)]
+    pub(super) namespace: String,
+    #[serde(default)]
+    operation: String,
+    #[serde(default)]
+    resource: Resource,
+    #[serde(default)]
+    sub_resource: Option<String>,
+    #[serde(default)]
+    dry_run: Option<bool>,
+    #[serde(borrow)]
+    object: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct Resource {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    resource: String,
+}
+
+/// Reads a body.
+pub(super) fn read(body: &[u8]) -> Result<Request<'_>, BadReview> {
+    check_depth(body)?;
+    let review: Review<'_> = serde_json::from_slice(body).map_err(BadReview::Unreadable)?;
+    if review.api_version != API_VERSION || review.kind != KIND {
+        return Err(BadReview::Kind {
+            version: review.api_version,
+            kind: review.kind,
+        });
+    }
+    let request = review.request.ok_or(BadReview::Missing("request"))?;
+    if request.uid.is_empty() {
+        return Err(BadReview::Missing("request.uid"));
+    }
+    Ok(request)
+}
+
+/// Refuses what is nested too deep. Nearly all bodies have fewer brackets than the limit, which is quick to see.
+fn check_depth(body: &[u8]) -> Result<(), BadReview> {
+    if memchr::memchr2_iter(b'{', b'[', body)
+        .nth(MAX_DEPTH)
+        .is_none()
+    {
+        return Ok(());
+    }
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => depth += 1,
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > MAX_DEPTH {
+            return Err(BadReview::TooDeep);
+        }
+    }
+    Ok(())
+}
+
+impl Request<'_> {
+    /// The pod, where the review is about the creation of one.
+    pub(super) fn new_pod(&self) -> Result<Option<Pod>, BadReview> {
+        let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
+        let whole = self.sub_resource.as_deref().unwrap_or_default().is_empty();
+        if self.operation != "CREATE" || !is_pod || !whole {
+            return Ok(None);
+        }
+        let object = self.object.ok_or(BadReview::Missing("request.object"))?;
+        serde_json::from_str(object.get())
+            .map(Some)
+            .map_err(BadReview::Pod)
+    }
+
+    /// Whether nothing may be counted.
+    pub(super) fn is_dry_run(&self) -> bool {
+        self.dry_run == Some(true)
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    response: Response<'a>,
+}
+
+/// There is no way to say `allowed: false`, even by mistake.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response<'a> {
+    uid: &'a str,
+    allowed: True,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    /// They appear in the API server's audit log, under the webhook's name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    audit_annotations: BTreeMap<&'static str, &'a str>,
+}
+
+struct True;
+
+impl Serialize for True {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bool(true)
+    }
+}
+
+/// The answer that changes nothing and says nothing.
+pub(super) fn unchanged(uid: &str) -> Vec<u8> {
+    answer(uid, None, BTreeMap::new())
+}
+
+/// The answer that changes nothing, for a reason.
+pub(super) fn skipped(uid: &str, boost: Option<&str>, reason: Reason) -> Vec<u8> {
+    answer(uid, None, notes(boost, Some(reason)))
+}
+
+/// The answer with a patch. An empty patch is left out.
+pub(super) fn patched(uid: &str, admission: &Admission, patch: &Patch) -> Vec<u8> {
+    let reason = match admission.outcome {
+        Outcome::Skipped(reason) => Some(reason),
+        _ => None,
+    };
+    let boost = admission.boost.as_ref().map(|boost| boost.name.as_str());
+    let bytes = (!patch.0.is_empty())
+        .then(|| serde_json::to_vec(patch).expect("a JSON Patch can be written as JSON"));
+    answer(uid, bytes, notes(boost, reason))
+}
+
+fn notes(boost: Option<&str>, reason: Option<Reason>) -> BTreeMap<&'static str, &str> {
+    let boost = boost.map(|boost| ("boost", boost));
+    boost
+        .into_iter()
+        .chain(reason.map(|reason| ("skipped", reason.as_str())))
+        .collect()
+}
+
+fn answer(
+    uid: &str,
+    patch: Option<Vec<u8>>,
+    audit_annotations: BTreeMap<&'static str, &str>,
+) -> Vec<u8> {
+    let response = Response {
+        uid,
+        allowed: True,
+        patch_type: patch.is_some().then_some("JSONPatch"),
+        patch: patch.map(|patch| BASE64_STANDARD.encode(patch)),
+        audit_annotations,
+    };
+    let answer = Answer {
+        api_version: API_VERSION,
+        kind: KIND,
+        response,
+    };
+    serde_json::to_vec(&answer).expect("an answer can be written as JSON")
+}

@@ -1,0 +1,351 @@
+//! Puts the parts of `headstart run` together, and ends them in order.
+//!
+//! Every long task lives in one `JoinSet`. None of them ever ends by itself, so one that does ends the process with its
+//! cause, and Kubernetes starts it anew; a task that died unnoticed would leave a replica that looks healthy and reverts
+//! nothing (linkerd/linkerd2#15506).
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use hyper_util::service::TowerToHyperService;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client, Config};
+use rustls::ServerConfig;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admission::{self, Admitter},
+    boosts::Boosts,
+    certs::{self, Certs},
+    claims::Claims,
+    clock::Clock,
+    config::RunArgs,
+    lease::{Elector, Params},
+    metrics::Metrics,
+    probes::{self, Readiness},
+    server::{Stop, serve},
+    status::Reporter,
+    sweeper::{Sweeper, Writer},
+    watch::Chain,
+};
+
+/// Connections that the webhook holds at once; the API server opens a few. Far below the usual limit of open files.
+const WEBHOOK_CONNECTIONS: usize = 512;
+/// Connections that the plain port holds at once.
+const PROBE_CONNECTIONS: usize = 64;
+/// How long answers that are under way may take at the end: as long as the API server waits for them.
+const DRAIN: Duration = Duration::from_secs(2);
+/// How long the term's work may take to end: a write's deadline.
+const TERM_END: Duration = Duration::from_secs(6);
+/// Until the API server answers, it is asked for its version this often.
+const VERSION_RETRY: Duration = Duration::from_secs(5);
+/// In-place resize is on by default from this minor version of Kubernetes 1 on.
+const OLDEST_MINOR: u32 = 33;
+
+/// Why the operator did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// There is no cluster to talk to.
+    #[error("no cluster is configured: run inside one, or set KUBECONFIG")]
+    Kubeconfig(#[source] kube::config::InferConfigError),
+    /// The client can't be built.
+    #[error("the API server's client could not be built")]
+    Client(#[source] kube::Error),
+    /// TLS can't be set up.
+    #[error("TLS could not be set up")]
+    Tls(#[source] rustls::Error),
+    /// A port is not to be had.
+    #[error("{flag} {address} can't be listened on")]
+    Listen {
+        /// The flag that names it.
+        flag: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        #[source]
+        error: io::Error,
+    },
+    /// Signals can't be received.
+    #[error("signals can't be received")]
+    Signals(#[source] io::Error),
+    /// A task that never ends has ended.
+    #[error("the task {task} has ended: {cause}")]
+    TaskEnded {
+        /// Which.
+        task: &'static str,
+        /// Why.
+        cause: String,
+    },
+}
+
+/// The stages of the end, each before the next.
+#[derive(Clone, Default)]
+struct Ending {
+    /// SIGTERM has come: no longer Ready, connections close after their answers, the term ends.
+    begun: CancellationToken,
+    /// Nobody sends here any more: the listener closes.
+    stopped: CancellationToken,
+}
+
+/// Runs the operator until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it can't start, or one of its tasks ends.
+pub async fn run(args: RunArgs) -> Result<(), AppError> {
+    let config = config().await?;
+    tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
+    let webhook = listen("--webhook-address", args.webhook_address).await?;
+    let probes = listen("--probe-address", args.probe_address).await?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Signals)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Signals)?;
+
+    let ending = Ending::default();
+    let mut tasks = Tasks::default();
+    let elector = start(&args, &config, &ending, webhook, probes, &mut tasks)?;
+
+    tokio::select! {
+        ended = tasks.next_end() => return Err(ended),
+        _ = interrupt.recv() => tracing::info!("SIGINT: shutting down"),
+        _ = terminate.recv() => tracing::info!("SIGTERM: shutting down"),
+    }
+    ending.begun.cancel();
+    // Endpoints are told of the end at the same time as we are, and take a while to stop sending.
+    let term_ends = async {
+        if timeout(TERM_END, elector.cancelled()).await.is_err() {
+            tracing::warn!("the term's work did not end in time");
+        }
+    };
+    tokio::join!(sleep(args.shutdown_delay), term_ends);
+    ending.stopped.cancel();
+    tasks.drained(DRAIN + Duration::from_secs(1)).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Starts all tasks. The token is cancelled when the elector has ended its term and released the lease.
+fn start(
+    args: &RunArgs,
+    config: &Config,
+    ending: &Ending,
+    webhook: TcpListener,
+    probes: TcpListener,
+    tasks: &mut Tasks,
+) -> Result<CancellationToken, AppError> {
+    let client = || Client::try_from(config.clone()).map_err(AppError::Client);
+    let (clock, metrics) = (Clock::system(), Arc::new(Metrics::default()));
+    let (boosts, claims) = (Arc::new(Boosts::default()), Arc::new(Claims::default()));
+    let settings = args.settings();
+    // Watches hold a connection each; writes and the lease have clients of their own.
+    let watching = client()?;
+
+    let kept = (Arc::clone(&boosts), watching.clone());
+    tasks.forever("boosts", async move { kept.0.keep(kept.1).await });
+    let kept = (Arc::clone(&claims), watching.clone());
+    tasks.forever("claims", async move { kept.0.keep(kept.1).await });
+
+    let params = certs::Params {
+        namespace: args.namespace.clone(),
+        secret: args.certificate_secret.clone(),
+        webhook: args.webhook_configuration.clone(),
+        names: args.names(),
+    };
+    let certs = Arc::new(Certs::new(
+        watching.clone(),
+        params,
+        clock.clone(),
+        Arc::clone(&metrics),
+    ));
+    let tls = certs::server_config(certs.slot()).map_err(AppError::Tls)?;
+    let kept = Arc::clone(&certs);
+    tasks.forever("certificates", async move { kept.keep().await });
+    tasks.forever("version", check_version(watching));
+
+    let stop = || Stop {
+        closing: ending.begun.clone(),
+        stopped: ending.stopped.clone(),
+        drain: DRAIN,
+    };
+    let readiness = Readiness {
+        boosts: Arc::clone(&boosts),
+        claims: Arc::clone(&claims),
+        certs,
+        webhook: args.webhook_address,
+        ending: ending.begun.clone(),
+    };
+    let admitter = Arc::new(Admitter {
+        snapshot: Arc::clone(&boosts.snapshot),
+        settings,
+        clock: clock.clone(),
+        metrics: metrics.admission.clone(),
+    });
+    tasks.until_stopped("webhook", serve_webhook(webhook, tls, admitter, stop()));
+    tasks.until_stopped(
+        "probes",
+        serve_probes(probes, readiness, Arc::clone(&metrics), stop()),
+    );
+
+    let sweeper = Sweeper {
+        writer: Writer::new(client()?),
+        claims,
+        boosts: Arc::clone(&boosts),
+        settings: settings.end,
+        clock: clock.clone(),
+        metrics: metrics.revert.clone(),
+    };
+    let reporter = Reporter {
+        client: client()?,
+        boosts,
+        clock,
+        metrics: Arc::clone(&metrics),
+    };
+    let lease = Api::<Lease>::namespaced(client()?, &args.namespace);
+    let elector = Elector::new(lease, Params::new(&args.lease, identity(args)));
+    let released = CancellationToken::new();
+    let (stop, done) = (ending.begun.clone(), released.clone());
+    tasks.until_stopped("elector", async move {
+        elector
+            .run(stop, |term| {
+                let (sweeper, reporter, metrics) =
+                    (sweeper.clone(), reporter.clone(), Arc::clone(&metrics));
+                async move {
+                    metrics.leads(true);
+                    tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
+                    metrics.leads(false);
+                }
+            })
+            .await;
+        done.cancel();
+        Ok(())
+    });
+    Ok(released)
+}
+
+async fn serve_webhook(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    admitter: Arc<Admitter>,
+    stop: Stop,
+) -> io::Result<()> {
+    let service = TowerToHyperService::new(warp::service(admission::routes(admitter)));
+    serve(listener, Some(tls), service, WEBHOOK_CONNECTIONS, stop).await
+}
+
+async fn serve_probes(
+    listener: TcpListener,
+    readiness: Readiness,
+    metrics: Arc<Metrics>,
+    stop: Stop,
+) -> io::Result<()> {
+    let service = TowerToHyperService::new(warp::service(probes::routes(readiness, metrics)));
+    serve(listener, None, service, PROBE_CONNECTIONS, stop).await
+}
+
+async fn config() -> Result<Config, AppError> {
+    let mut config = Config::infer().await.map_err(AppError::Kubeconfig)?;
+    // kube would repeat writes by itself, for minutes; what failed is looked at again first.
+    config.default_retry = false;
+    config.connect_timeout = Some(Duration::from_secs(5));
+    Ok(config)
+}
+
+async fn listen(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| AppError::Listen {
+            flag,
+            address,
+            error,
+        })
+}
+
+/// The pod's name; outside a cluster, the host's.
+fn identity(args: &RunArgs) -> String {
+    let host =
+        || std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned());
+    args.identity
+        .clone()
+        .or_else(|| host().ok())
+        .unwrap_or_else(|| "headstart".to_owned())
+}
+
+/// Says once whether the cluster can resize pods in place. Never ends.
+async fn check_version(client: Client) {
+    loop {
+        match client.apiserver_version().await {
+            Ok(version) => {
+                let minor = version
+                    .minor
+                    .trim_end_matches(|c: char| !c.is_ascii_digit())
+                    .parse()
+                    .unwrap_or(0);
+                if version.major == "1" && minor < OLDEST_MINOR {
+                    tracing::error!(
+                        version = version.git_version,
+                        "this cluster is too old: boosts are taken back by in-place resize, which needs Kubernetes 1.33"
+                    );
+                } else {
+                    tracing::info!(version = version.git_version, "found the API server");
+                }
+                return std::future::pending().await;
+            }
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "the API server does not answer; trying again");
+                sleep(VERSION_RETRY).await;
+            }
+        }
+    }
+}
+
+/// The long tasks.
+#[derive(Default)]
+struct Tasks(JoinSet<(&'static str, io::Result<()>)>);
+
+impl Tasks {
+    /// A task that never ends, whatever happens.
+    fn forever(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn(async move {
+            task.await;
+            (name, Ok(()))
+        });
+    }
+
+    /// A task that ends when it is told to.
+    fn until_stopped(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = io::Result<()>> + Send + 'static,
+    ) {
+        self.0.spawn(async move { (name, task.await) });
+    }
+
+    /// Waits for one to end, which none should.
+    async fn next_end(&mut self) -> AppError {
+        let (task, cause) = match self.0.join_next().await {
+            Some(Ok((task, Ok(())))) => (task, "it returned".to_owned()),
+            Some(Ok((task, Err(error)))) => (task, error.to_string()),
+            Some(Err(panic)) => ("?", panic.to_string()),
+            None => ("all", "there are none".to_owned()),
+        };
+        AppError::TaskEnded { task, cause }
+    }
+
+    /// Waits until those that were told to end have ended: the rest never does.
+    async fn drained(&mut self, deadline: Duration) {
+        let ends = async {
+            let mut listeners = 2;
+            while listeners > 0 {
+                match self.0.join_next().await {
+                    Some(Ok(("webhook" | "probes", _))) => listeners -= 1,
+                    Some(_) => {}
+                    None => return,
+                }
+            }
+        };
+        let _ = timeout(deadline, ends).await;
+    }
+}

@@ -1,0 +1,206 @@
+//! Flags and environment variables of `headstart run`.
+//!
+//! A value that can't be read stops the start: it is never taken for a default. An empty variable counts as unset, as Go
+//! programs take it.
+
+use std::{net::SocketAddr, time::Duration};
+
+use clap::{Args, ValueEnum};
+
+use crate::domain::{admission::Settings, end::EndSettings};
+
+/// Flags of `headstart run`. Each has an environment variable.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// Namespace of our own Lease, Secret and Service
+    #[arg(
+        long,
+        env = "POD_NAMESPACE",
+        default_value = "headstart-system",
+        value_name = "NAME"
+    )]
+    pub namespace: String,
+
+    /// Who this replica is in the Lease: its pod's name [default: the host's name]
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub identity: Option<String>,
+
+    /// Where the webhook listens (TLS)
+    #[arg(
+        long,
+        env = "WEBHOOK_ADDRESS",
+        default_value = "0.0.0.0:9443",
+        value_name = "ADDRESS"
+    )]
+    pub webhook_address: SocketAddr,
+
+    /// Where /livez, /readyz and /metrics are (plain HTTP)
+    #[arg(
+        long,
+        env = "PROBE_ADDRESS",
+        default_value = "0.0.0.0:8080",
+        value_name = "ADDRESS"
+    )]
+    pub probe_address: SocketAddr,
+
+    /// Remove a boosted container's CPU limit instead of raising it, where that keeps the pod's QoS class
+    #[arg(long, env = "REMOVE_LIMITS", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub remove_limits: bool,
+
+    /// Boost again when a container restarts (not in this version: only false is accepted)
+    #[arg(long, env = "BOOST_ON_RESTART", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = not_yet)]
+    pub boost_on_restart: bool,
+
+    /// The latest end of any boost, counted from scheduling: 1m to 30d
+    #[arg(long, env = "BOOST_DEADLINE", default_value = "1h", value_name = "DURATION", value_parser = deadline)]
+    pub boost_deadline: Duration,
+
+    /// Take the boost back from a pod that has not found a node for so long: 1s to 30d
+    #[arg(long, env = "UNSCHEDULABLE_AFTER", default_value = "30s", value_name = "DURATION", value_parser = unschedulable)]
+    pub unschedulable_after: Duration,
+
+    /// The Secret that holds the webhook's certificates
+    #[arg(
+        long,
+        env = "CERTIFICATE_SECRET",
+        default_value = "headstart-certificates",
+        value_name = "NAME"
+    )]
+    pub certificate_secret: String,
+
+    /// DNS names and addresses in the webhook's certificate [default: headstart.NAMESPACE.svc]
+    #[arg(
+        long = "certificate-name",
+        env = "CERTIFICATE_NAMES",
+        value_delimiter = ',',
+        value_name = "NAME"
+    )]
+    pub certificate_names: Vec<String>,
+
+    /// The MutatingWebhookConfiguration that gets the CA
+    #[arg(
+        long,
+        env = "WEBHOOK_CONFIGURATION",
+        default_value = "headstart",
+        value_name = "NAME"
+    )]
+    pub webhook_configuration: String,
+
+    /// The Lease of the leader
+    #[arg(long, env = "LEASE", default_value = "headstart", value_name = "NAME")]
+    pub lease: String,
+
+    /// How long to go on serving after SIGTERM, until nobody sends reviews here any more: 0s to 5m
+    #[arg(long, env = "SHUTDOWN_DELAY", default_value = "10s", value_name = "DURATION", value_parser = shutdown)]
+    pub shutdown_delay: Duration,
+
+    /// What is logged: error, warn, info, debug, trace, or by module (headstart=debug,info)
+    #[arg(long, env = "LOG_LEVEL", default_value = "info", value_name = "FILTER")]
+    pub log_level: String,
+
+    /// How it is logged
+    #[arg(
+        long,
+        env = "LOG_FORMAT",
+        default_value = "json",
+        value_name = "FORMAT"
+    )]
+    pub log_format: LogFormat,
+}
+
+/// Form of the logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// Text.
+    Text,
+}
+
+impl RunArgs {
+    /// What the domain needs of them.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        let end = EndSettings {
+            deadline_seconds: self.boost_deadline.as_secs(),
+            unschedulable_seconds: self.unschedulable_after.as_secs(),
+        };
+        Settings {
+            remove_limits: self.remove_limits,
+            end,
+        }
+    }
+
+    /// The names that the webhook's certificate is for.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        if self.certificate_names.is_empty() {
+            vec![format!("headstart.{}.svc", self.namespace)]
+        } else {
+            self.certificate_names.clone()
+        }
+    }
+}
+
+const MINUTE: u64 = 60;
+const DAY: u64 = 24 * 60 * MINUTE;
+
+/// A boolean as Go's `strconv.ParseBool` reads it: upstream's variables are read so.
+fn go_bool(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("allowed are 1, t, true, 0, f and false".to_owned()),
+    }
+}
+
+fn not_yet(text: &str) -> Result<bool, String> {
+    match go_bool(text)? {
+        true => {
+            Err("boosts on restart are not in this version; allowed are 0, f and false".to_owned())
+        }
+        false => Ok(false),
+    }
+}
+
+fn deadline(text: &str) -> Result<Duration, String> {
+    duration_from(text, MINUTE, 30 * DAY, "1m to 30d")
+}
+
+fn unschedulable(text: &str) -> Result<Duration, String> {
+    duration_from(text, 1, 30 * DAY, "1s to 30d")
+}
+
+fn shutdown(text: &str) -> Result<Duration, String> {
+    duration_from(text, 0, 5 * MINUTE, "0s to 5m")
+}
+
+/// A whole number with a unit, within bounds (in seconds).
+fn duration_from(text: &str, least: u64, most: u64, allowed: &str) -> Result<Duration, String> {
+    let unit = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let factor = match unit {
+        "s" => 1,
+        "m" => MINUTE,
+        "h" => 60 * MINUTE,
+        "d" => DAY,
+        // Zero needs no unit.
+        "" if number == "0" => 1,
+        _ => 0,
+    };
+    let seconds = number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor))
+        .filter(|_| factor > 0);
+    match seconds {
+        Some(seconds) if (least..=most).contains(&seconds) => Ok(Duration::from_secs(seconds)),
+        _ => Err(format!(
+            "allowed are {allowed}, as a whole number with a unit: 90s, 10m, 1h, 2d"
+        )),
+    }
+}

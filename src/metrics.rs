@@ -1,0 +1,232 @@
+//! What can be measured from outside. Labels are closed lists and namespaces, never pod names.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use crate::domain::{
+    admission::Outcome,
+    end::EndedBy,
+    failure::Failure,
+    reason::Reason,
+    revert::{Finish, Revert},
+};
+
+/// Media type of [`Metrics::text`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All series of this process.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    /// Of the webhook, on every replica.
+    pub admission: AdmissionMetrics,
+    /// Of the sweeper, on the leader only.
+    pub revert: RevertMetrics,
+    /// Whether this replica leads.
+    pub leader: Gauge,
+    /// Boost objects by namespace, on the leader only (upstream's name).
+    pub boosts: Family<NamespaceLabel, Gauge>,
+    /// When the served certificate ends, in Unix seconds.
+    pub certificate_not_after: Gauge<f64, AtomicU64>,
+}
+
+/// A namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct NamespaceLabel {
+    /// Its name.
+    pub namespace: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriteLabels {
+    write: &'static str,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndLabel {
+    by: &'static str,
+}
+
+/// Series of the webhook.
+#[derive(Clone, Debug)]
+pub struct AdmissionMetrics {
+    reviews: Family<OutcomeLabels, Counter>,
+    seconds: Histogram,
+}
+
+/// Series of the sweeper.
+#[derive(Clone, Debug)]
+pub struct RevertMetrics {
+    writes: Family<WriteLabels, Counter>,
+    ended: Family<EndLabel, Counter>,
+    lag: Histogram,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::default();
+        let boosts = Family::default();
+        registry.register(
+            "boost_configurations",
+            "StartupCPUBoost objects",
+            boosts.clone(),
+        );
+        let ours = registry.sub_registry_with_prefix("headstart");
+        let admission = AdmissionMetrics::register(ours);
+        let revert = RevertMetrics::register(ours);
+        let (leader, certificate_not_after) = (Gauge::default(), Gauge::default());
+        ours.register("leader", "1 while this replica leads", leader.clone());
+        ours.register(
+            "certificate_not_after_seconds",
+            "When the served certificate ends, in Unix seconds",
+            certificate_not_after.clone(),
+        );
+        Self {
+            registry: Mutex::new(registry),
+            admission,
+            revert,
+            leader,
+            boosts,
+            certificate_not_after,
+        }
+    }
+}
+
+impl Metrics {
+    /// Everything, in OpenMetrics' text form.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        encode(&mut text, &registry).expect("writing to a string does not fail");
+        text
+    }
+
+    /// Marks the begin and the end of a term. Series of the leader end with it.
+    pub fn leads(self: &Arc<Self>, leads: bool) {
+        self.leader.set(i64::from(leads));
+        if !leads {
+            self.boosts.clear();
+        }
+    }
+}
+
+impl AdmissionMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let reviews = Family::<OutcomeLabels, Counter>::default();
+        for reason in Reason::ALL {
+            let _ = reviews.get_or_create(&OutcomeLabels {
+                outcome: "skipped",
+                reason: reason.as_str(),
+            });
+        }
+        for outcome in ["boosted", "unmatched", "ignored", "unreadable"] {
+            let _ = reviews.get_or_create(&OutcomeLabels {
+                outcome,
+                reason: "",
+            });
+        }
+        let seconds = Histogram::new(exponential_buckets(1e-5, 2.0, 14));
+        registry.register(
+            "admission_reviews",
+            "Admission reviews answered, dry runs left out",
+            reviews.clone(),
+        );
+        registry.register(
+            "admission_duration_seconds",
+            "From a review's body to its answer",
+            seconds.clone(),
+        );
+        Self { reviews, seconds }
+    }
+
+    /// Counts an answer; `None` is one that must not be counted.
+    pub fn answered(&self, outcome: Option<Outcome>, took: Duration) {
+        let Some(outcome) = outcome else { return };
+        let (outcome, reason) = match outcome {
+            Outcome::Boosted => ("boosted", ""),
+            Outcome::Skipped(reason) => ("skipped", reason.as_str()),
+            Outcome::NoBoost => ("unmatched", ""),
+            Outcome::Untouchable => ("ignored", ""),
+        };
+        self.reviews
+            .get_or_create(&OutcomeLabels { outcome, reason })
+            .inc();
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts a body that could not be read.
+    pub fn unreadable(&self) {
+        self.reviews
+            .get_or_create(&OutcomeLabels {
+                outcome: "unreadable",
+                reason: "",
+            })
+            .inc();
+    }
+}
+
+impl RevertMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let (writes, ended) = (Family::default(), Family::<EndLabel, Counter>::default());
+        for by in EndedBy::ALL {
+            let _ = ended.get_or_create(&EndLabel { by: by.as_str() });
+        }
+        let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
+        registry.register("pod_writes", "Writes to pods by result", writes.clone());
+        registry.register("boosts_ended", "Boosts ended, by cause", ended.clone());
+        registry.register(
+            "revert_lag_seconds",
+            "From the instant at which a boost was due to its resize",
+            lag.clone(),
+        );
+        Self { writes, ended, lag }
+    }
+
+    /// Counts a resize.
+    pub fn reverted(&self, revert: &Revert, now: DateTime<Utc>, failure: Option<&Failure>) {
+        self.wrote("resize", failure);
+        if failure.is_none() {
+            self.lag
+                .observe((now - revert.due.at).as_seconds_f64().max(0.0));
+        }
+    }
+
+    /// Counts a finish.
+    pub fn finished(&self, finish: &Finish, failure: Option<&Failure>) {
+        self.wrote("finish", failure);
+        if let (None, Some((_, by))) = (failure, &finish.ended) {
+            self.ended
+                .get_or_create(&EndLabel { by: by.as_str() })
+                .inc();
+        }
+    }
+
+    fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
+        let result = failure.map_or("Ok", Failure::as_str);
+        self.writes
+            .get_or_create(&WriteLabels { write, result })
+            .inc();
+    }
+}

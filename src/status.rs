@@ -1,0 +1,130 @@
+//! Writes what the leader has to say of each boost into its status.
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::SecondsFormat;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    api::{BoostStatus, Condition, StartupCPUBoost},
+    boosts::{Boosts, Stored},
+    clock::Clock,
+    metrics::{Metrics, NamespaceLabel},
+    watch::Chain,
+};
+
+/// A status is written at most this often.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How long a write may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Reports on boosts during a term.
+#[derive(Clone)]
+pub struct Reporter {
+    /// Writes statuses.
+    pub client: Client,
+    /// The boosts.
+    pub boosts: Arc<Boosts>,
+    /// Dates transitions.
+    pub clock: Clock,
+    /// Counts boosts.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Reporter {
+    /// Reports until the term ends.
+    pub async fn lead(self, term: CancellationToken) {
+        let mut changes = self.boosts.changes();
+        let work = async {
+            loop {
+                self.report().await;
+                sleep(PAUSE).await;
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = term.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    async fn report(&self) {
+        self.metrics.boosts.clear();
+        for ((namespace, name), stored) in self.boosts.all() {
+            self.metrics
+                .boosts
+                .get_or_create(&NamespaceLabel {
+                    namespace: namespace.clone(),
+                })
+                .inc();
+            let status = self.status(&stored);
+            if status == stored.status {
+                continue;
+            }
+            let api = Api::<StartupCPUBoost>::namespaced(self.client.clone(), &namespace);
+            let params = PatchParams {
+                field_manager: Some("headstart".to_owned()),
+                ..PatchParams::default()
+            };
+            let body = Patch::Merge(json!({"status": status}));
+            match timeout(DEADLINE, api.patch_status(&name, &params, &body)).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(kube::Error::Api(status))) if status.code == 404 => {}
+                // The next change, or the next term, tries again.
+                Ok(Err(error)) => {
+                    tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written")
+                }
+                Err(_) => tracing::warn!(namespace, name, "a status was not written: no answer"),
+            }
+        }
+    }
+
+    /// The status that a boost should have; what others wrote into it stays.
+    fn status(&self, stored: &Stored) -> BoostStatus {
+        let (active, reason, message, end) = match &stored.policy {
+            Ok(policy) => (
+                "True",
+                "Ready",
+                "New pods are boosted".to_owned(),
+                Some(policy.end.describe()),
+            ),
+            Err(error) => ("False", "Invalid", error.to_string(), None),
+        };
+        let mut status = BoostStatus {
+            end,
+            ..stored.status.clone()
+        };
+        let old = status
+            .conditions
+            .iter()
+            .position(|condition| condition.kind == "Active");
+        let since = old
+            .map(|index| &status.conditions[index])
+            .filter(|condition| condition.status == active)
+            .map_or_else(
+                || self.clock.now().to_rfc3339_opts(SecondsFormat::Secs, true),
+                |condition| condition.last_transition_time.clone(),
+            );
+        let condition = Condition {
+            kind: "Active".to_owned(),
+            status: active.to_owned(),
+            observed_generation: stored.generation,
+            last_transition_time: since,
+            reason: reason.to_owned(),
+            message,
+        };
+        match old {
+            Some(index) => status.conditions[index] = condition,
+            None => status.conditions.push(condition),
+        }
+        status
+    }
+}
