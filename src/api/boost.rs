@@ -185,11 +185,11 @@ pub struct PercentageIncrease {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     {
-        "rule": "!isQuantity(string(self.requests)) || quantity(string(self.requests)).compareTo(quantity('0')) > 0 || (has(self.limits) && (!isQuantity(string(self.limits)) || quantity(string(self.limits)).compareTo(quantity('0')) > 0))",
+        "rule": "(type(self.requests) == int ? self.requests > 0 : !isQuantity(self.requests) || sign(quantity(self.requests)) > 0) || (has(self.limits) && (type(self.limits) == int ? self.limits > 0 : !isQuantity(self.limits) || sign(quantity(self.limits)) > 0))",
         "message": "fixedResources: requests or limits must be above 0 (0 leaves a value as it is)"
     },
     {
-        "rule": "!has(self.limits) || !isQuantity(string(self.requests)) || !isQuantity(string(self.limits)) || quantity(string(self.limits)).compareTo(quantity('0')) <= 0 || quantity(string(self.limits)).compareTo(quantity(string(self.requests))) >= 0",
+        "rule": "!has(self.limits) || !isQuantity(string(self.requests)) || !isQuantity(string(self.limits)) || sign(quantity(string(self.limits))) <= 0 || quantity(string(self.limits)).compareTo(quantity(string(self.requests))) >= 0",
         "message": "limits must not be below requests (0 leaves the limit as it is)",
         "fieldPath": ".limits"
     },
@@ -238,8 +238,9 @@ impl JsonSchema for CpuValue {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
             "x-kubernetes-int-or-string": true,
+            "maxLength": 64,
             "x-kubernetes-validations": [{
-                "rule": "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('0')) >= 0 && quantity(string(self)).compareTo(quantity('1M')) <= 0",
+                "rule": "type(self) == int ? self >= 0 && self <= 1000000 : isQuantity(self) && sign(quantity(self)) >= 0 && quantity(self).compareTo(quantity('1M')) <= 0",
                 "message": "must be a CPU quantity from 0 to 1M cores, such as 2 or 1500m",
             }],
         })

@@ -121,6 +121,7 @@ fn schema<T: JsonSchema>() -> Value {
             settings.meta_schema = None;
         })
         .with_transform(kube::core::schema::StructuralSchemaRewriter)
+        .with_transform(kube::core::schema::OptionalEnum)
         .into_generator()
         .into_root_schema_for::<T>()
         .to_value();

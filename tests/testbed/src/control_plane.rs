@@ -354,15 +354,14 @@ impl ControlPlane {
         self.api_server().kill(signal)
     }
 
-    /// Stops the API server in good order; etcd keeps the data.
+    /// Ends the API server at once; etcd keeps the data. (In good order it would wait a minute for its watches.)
     ///
     /// # Errors
     /// If it does not end.
     pub async fn stop_api_server(&self) -> Result<()> {
-        self.api_server()
-            .stop(Duration::from_secs(20))
-            .await
-            .map(drop)
+        self.signal_api_server(Signal::KILL)?;
+        let ended = self.api_server().wait(Duration::from_secs(10)).await;
+        ended.map(drop)
     }
 
     /// Starts the API server again after [`Self::stop_api_server`] or a crash: same port, same data.
