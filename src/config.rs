@@ -157,12 +157,12 @@ fn go_bool(text: &str) -> Result<bool, String> {
 }
 
 fn not_yet(text: &str) -> Result<bool, String> {
-    match go_bool(text)? {
-        true => {
-            Err("boosts on restart are not in this version; allowed are 0, f and false".to_owned())
-        }
-        false => Ok(false),
+    if go_bool(text)? {
+        return Err(
+            "boosts on restart are not in this version; allowed are 0, f and false".to_owned(),
+        );
     }
+    Ok(false)
 }
 
 fn deadline(text: &str) -> Result<Duration, String> {

@@ -80,7 +80,7 @@ impl Reporter {
                 Ok(Err(kube::Error::Api(status))) if status.code == 404 => {}
                 // The next change, or the next term, tries again.
                 Ok(Err(error)) => {
-                    tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written")
+                    tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written");
                 }
                 Err(_) => tracing::warn!(namespace, name, "a status was not written: no answer"),
             }

@@ -16,6 +16,7 @@ const MAX_BODY: usize = 7 << 20;
 const BODY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// `POST /mutate-v1-pod`.
+#[must_use]
 pub fn routes(
     admitter: Arc<Admitter>,
 ) -> impl Filter<Extract = (impl Reply,), Error = warp::Rejection> + Clone {

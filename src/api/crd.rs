@@ -135,7 +135,7 @@ fn tidy(value: &mut Value) {
     match value {
         Value::Object(map) => {
             map.retain(|key, value| {
-                !(matches!(key.as_str(), "title" | "default" | "nullable") && !value.is_object())
+                !matches!(key.as_str(), "title" | "default" | "nullable") || value.is_object()
             });
             for part in map.values_mut() {
                 tidy(part);

@@ -172,7 +172,7 @@ impl Certs {
         let mut seen = self.seen();
         match told {
             Told::Event(Event::Apply(object) | Event::InitApply(object)) => {
-                set(&mut seen, Some(object))
+                set(&mut seen, Some(object));
             }
             Told::Event(Event::Delete(_)) => set(&mut seen, None),
             Told::Event(Event::Init | Event::InitDone) | Told::Absent => return,

@@ -40,15 +40,15 @@ pub fn admission(pod: &Pod, admission: &Admission) -> Patch {
         let now = Cpu::of(container);
         let mut value =
             |kind: &str, amounts: Option<&Amounts>, now: Option<MilliCpu>, to: Option<MilliCpu>| {
-                let path = ["spec", list, &position, "resources", kind, "cpu"];
+                let at = ["spec", list, &position, "resources", kind, "cpu"];
                 match (now, to) {
                     (now, to) if now == to => {}
-                    (Some(_), Some(to)) => patch.push(replace(&path, to.to_string())),
-                    (Some(_), None) => patch.push(remove(&path)),
+                    (Some(_), Some(to)) => patch.push(replace(&at, to.to_string())),
+                    (Some(_), None) => patch.push(remove(&at)),
                     (None, Some(to)) if amounts.is_some() => {
-                        patch.push(add(&path, to.to_string().into()))
+                        patch.push(add(&at, to.to_string().into()));
                     }
-                    (None, Some(to)) => patch.push(add(&path[..5], json!({"cpu": to.to_string()}))),
+                    (None, Some(to)) => patch.push(add(&at[..5], json!({"cpu": to.to_string()}))),
                     (None, None) => {}
                 }
             };
@@ -88,13 +88,13 @@ fn mark(
     now: Option<&BTreeMap<String, String>>,
     to: Option<String>,
 ) {
-    let path = ["metadata", map, BOOST_KEY];
+    let at = ["metadata", map, BOOST_KEY];
     let present = now.and_then(|map| map.get(BOOST_KEY));
     match (now, to) {
         (_, Some(to)) if present == Some(&to) => {}
-        (Some(_), Some(to)) => patch.push(add(&path, to.into())),
-        (None, Some(to)) => patch.push(add(&path[..2], json!({BOOST_KEY: to}))),
-        (_, None) if present.is_some() => patch.push(remove(&path)),
+        (Some(_), Some(to)) => patch.push(add(&at, to.into())),
+        (None, Some(to)) => patch.push(add(&at[..2], json!({BOOST_KEY: to}))),
+        (_, None) if present.is_some() => patch.push(remove(&at)),
         (_, None) => {}
     }
 }

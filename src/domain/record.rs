@@ -18,14 +18,25 @@ pub const MAX_BYTES: usize = 8 << 10;
 
 const STATE: &str = "state";
 const TIMESTAMP: &str = "timestamp";
-const ORIGINAL_REQUESTS: &str = "initCPURequests";
-const ORIGINAL_LIMITS: &str = "initCPULimits";
-const BOOSTED_REQUESTS: &str = "boostedCPURequests";
-const BOOSTED_LIMITS: &str = "boostedCPULimits";
+const REQUESTS: Fields = Fields {
+    original: "initCPURequests",
+    boosted: "boostedCPURequests",
+};
+const LIMITS: Fields = Fields {
+    original: "initCPULimits",
+    boosted: "boostedCPULimits",
+};
 const BOOST: &str = "boost";
 const END: &str = "end";
 const ENDED_TIMESTAMP: &str = "endedTimestamp";
 const ENDED_BY: &str = "endedBy";
+
+/// The two fields in which one kind of value is kept, each a map by container.
+#[derive(Clone, Copy)]
+struct Fields {
+    original: &'static str,
+    boosted: &'static str,
+}
 
 /// A record, as read or as made.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,29 +141,27 @@ impl Record {
         let mut fields = Map::new();
         fields.insert(STATE.into(), "Active".into());
         fields.insert(TIMESTAMP.into(), time(about.timestamp));
-        let maps: [(&str, fn(&Loan) -> Option<String>); 4] = [
-            (ORIGINAL_REQUESTS, |loan| {
-                loan.request.map(|value| value.original.to_string())
-            }),
-            (ORIGINAL_LIMITS, |loan| {
-                loan.limit.map(|value| value.original.to_string())
-            }),
-            (BOOSTED_REQUESTS, |loan| {
-                loan.request.and_then(LoanValue::boosted)
-            }),
-            (BOOSTED_LIMITS, |loan| {
-                loan.limit.and_then(LoanValue::boosted)
-            }),
-        ];
-        for (field, value_of) in maps {
-            let map: Map<String, Value> = containers
+        let mut insert = |field: &str, value_of: fn(&Loan) -> Option<String>| {
+            let values = containers
                 .iter()
-                .filter_map(|(container, loan)| Some((container.clone(), value_of(loan)?.into())))
-                .collect();
-            if !map.is_empty() {
-                fields.insert(field.into(), map.into());
+                .filter_map(|(name, loan)| Some((name.clone(), value_of(loan)?.into())));
+            let values: Map<String, Value> = values.collect();
+            if !values.is_empty() {
+                fields.insert(field.into(), values.into());
             }
-        }
+        };
+        insert(REQUESTS.original, |loan| {
+            loan.request.map(|value| value.original.to_string())
+        });
+        insert(LIMITS.original, |loan| {
+            loan.limit.map(|value| value.original.to_string())
+        });
+        insert(REQUESTS.boosted, |loan| {
+            loan.request.and_then(LoanValue::boosted)
+        });
+        insert(LIMITS.boosted, |loan| {
+            loan.limit.and_then(LoanValue::boosted)
+        });
         fields.insert(BOOST.into(), about.boost.into());
         fields.insert(END.into(), about.end.to_json(about.deadline_seconds));
         Self {
@@ -242,65 +251,68 @@ fn time(at: DateTime<Utc>) -> Value {
 fn read_containers(
     fields: &Map<String, Value>,
 ) -> Result<BTreeMap<String, Result<Loan, BadEntry>>, RecordError> {
-    let map = |field: &'static str| match fields.get(field) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(map)) => Ok(Some(map)),
-        Some(_) => Err(RecordError::NotAnObject(field)),
-    };
-    let requests = (map(ORIGINAL_REQUESTS)?, map(BOOSTED_REQUESTS)?);
-    let limits = (map(ORIGINAL_LIMITS)?, map(BOOSTED_LIMITS)?);
-    let unchanged = if requests.1.is_some() || limits.1.is_some() {
+    let requests = Values::read(fields, REQUESTS)?;
+    let limits = Values::read(fields, LIMITS)?;
+    let recorded = requests.boosted.is_some() || limits.boosted.is_some();
+    let unchanged = if recorded {
         Set::Untouched
     } else {
         Set::Unrecorded
     };
-
-    let names = [requests.0, limits.0]
+    let loan = |name: &String| {
+        Ok(Loan {
+            request: requests.of(name, unchanged)?,
+            limit: limits.of(name, unchanged)?,
+        })
+    };
+    let names = [requests.original, limits.original]
         .into_iter()
         .flatten()
         .flat_map(Map::keys);
-    let mut containers = BTreeMap::new();
-    for name in names {
-        let loan = read_value(
-            name,
-            requests,
-            (ORIGINAL_REQUESTS, BOOSTED_REQUESTS),
-            unchanged,
-        )
-        .and_then(|request| {
-            let limit = read_value(name, limits, (ORIGINAL_LIMITS, BOOSTED_LIMITS), unchanged)?;
-            Ok(Loan { request, limit })
-        });
-        containers.insert(name.clone(), loan);
-    }
-    Ok(containers)
+    Ok(names.map(|name| (name.clone(), loan(name))).collect())
 }
 
-/// Reads one value of one container from its two maps: the original, and what was set.
-fn read_value(
-    name: &str,
-    (originals, boosted): (Option<&Map<String, Value>>, Option<&Map<String, Value>>),
-    (original_field, boosted_field): (&'static str, &'static str),
-    unchanged: Set,
-) -> Result<Option<LoanValue>, BadEntry> {
-    let cpu = |field: &'static str, value: &Value| {
-        let text = value.as_str().ok_or_else(|| BadEntry {
-            field,
-            problem: format!("{value} is no string"),
-        })?;
-        text.parse::<MilliCpu>().map_err(|error| BadEntry {
-            field,
-            problem: format!("{text:?} is {error}"),
+/// One kind of value, as a record has it.
+struct Values<'a> {
+    fields: Fields,
+    original: Option<&'a Map<String, Value>>,
+    boosted: Option<&'a Map<String, Value>>,
+}
+
+impl<'a> Values<'a> {
+    fn read(record: &'a Map<String, Value>, fields: Fields) -> Result<Self, RecordError> {
+        let map = |field: &'static str| match record.get(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(map)),
+            Some(_) => Err(RecordError::NotAnObject(field)),
+        };
+        Ok(Self {
+            fields,
+            original: map(fields.original)?,
+            boosted: map(fields.boosted)?,
         })
-    };
-    let Some(original) = originals.and_then(|map| map.get(name)) else {
-        return Ok(None);
-    };
-    let original = cpu(original_field, original)?;
-    let set = match boosted.and_then(|map| map.get(name)) {
-        None => unchanged,
-        Some(Value::String(text)) if text.is_empty() => Set::Removed,
-        Some(value) => Set::To(cpu(boosted_field, value)?),
-    };
-    Ok(Some(LoanValue { original, set }))
+    }
+
+    /// What it says of a container.
+    fn of(&self, name: &str, unchanged: Set) -> Result<Option<LoanValue>, BadEntry> {
+        let Some(original) = self.original.and_then(|map| map.get(name)) else {
+            return Ok(None);
+        };
+        let original = cpu(self.fields.original, original)?;
+        let set = match self.boosted.and_then(|map| map.get(name)) {
+            None => unchanged,
+            Some(Value::String(text)) if text.is_empty() => Set::Removed,
+            Some(value) => Set::To(cpu(self.fields.boosted, value)?),
+        };
+        Ok(Some(LoanValue { original, set }))
+    }
+}
+
+fn cpu(field: &'static str, value: &Value) -> Result<MilliCpu, BadEntry> {
+    let bad = |problem| BadEntry { field, problem };
+    let text = value
+        .as_str()
+        .ok_or_else(|| bad(format!("{value} is no string")))?;
+    text.parse()
+        .map_err(|error| bad(format!("{text:?} is {error}")))
 }

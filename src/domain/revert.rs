@@ -54,7 +54,7 @@ pub struct ContainerRevert {
 pub struct Finish {
     /// The record as it will stand, and why the boost ended; `None` where the record says so already and only the claim
     /// is left over.
-    pub ended: Option<(Record, EndedBy)>,
+    pub ended: Option<(Box<Record>, EndedBy)>,
     /// When the boost was due, for the lag.
     pub due: Option<DateTime<Utc>>,
 }
@@ -199,7 +199,7 @@ fn finish(
     now: DateTime<Utc>,
 ) -> Decision {
     Decision::Finish(Finish {
-        ended: Some((record.ended(by, now), by)),
+        ended: Some((Box::new(record.ended(by, now)), by)),
         due,
     })
 }

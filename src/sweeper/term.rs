@@ -51,6 +51,23 @@ struct Claim {
     said: Option<Leave>,
 }
 
+impl Claim {
+    /// Until when to wait for the watch, where the cache has not caught up with our own write. After that the pod is
+    /// read instead.
+    fn waits_for_cache(&mut self, pod: &Pod, now: Instant) -> Option<Instant> {
+        let (version, until) = self.outdated.take()?;
+        if pod.metadata.resource_version.as_ref() != Some(&version) {
+            return None;
+        }
+        if until <= now {
+            self.read = true;
+            return None;
+        }
+        self.outdated = Some((version, until));
+        Some(until)
+    }
+}
+
 /// What came of acting on a claim.
 enum Step {
     /// All there is to do for now; the cached version, where the pod has a newer one.
@@ -133,20 +150,14 @@ impl Term {
         if let Some(until) = claim.pause.filter(|until| *until > now) {
             return set(&mut self.looks, uid, &mut claim.look, until);
         }
-        if let Some((version, until)) = claim.outdated.take() {
-            if pod.metadata.resource_version.as_ref() == Some(&version) {
-                if until > now {
-                    claim.outdated = Some((version, until));
-                    return set(&mut self.looks, uid, &mut claim.look, until);
-                }
-                claim.read = true;
-            }
+        if let Some(until) = claim.waits_for_cache(&pod, now) {
+            return set(&mut self.looks, uid, &mut claim.look, until);
         }
         let (mut act, mut next) = (None, None);
         match self.sweeper.decide(&pod) {
             Decision::Revert(revert) => act = Some(revert.due.at),
             Decision::Finish(finish) => {
-                act = Some(finish.due.unwrap_or_else(|| self.sweeper.clock.now()))
+                act = Some(finish.due.unwrap_or_else(|| self.sweeper.clock.now()));
             }
             Decision::Wait(until) => {
                 let wall = self.sweeper.clock.now();
