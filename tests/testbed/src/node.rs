@@ -387,7 +387,14 @@ impl State {
                 self.charge(pod, Charge::default());
                 self.memory.remove(&pod.uid().unwrap_or_default());
             }
-            watcher::Event::Init | watcher::Event::InitDone => {}
+            // Everything is listed anew: whatever is not in it has gone.
+            watcher::Event::Init => {
+                self.used = Charge::default();
+                for memory in self.memory.values_mut() {
+                    memory.charge = Charge::default();
+                }
+            }
+            watcher::Event::InitDone => {}
         }
     }
 
