@@ -6,6 +6,7 @@
 
 pub mod balancer;
 pub mod binaries;
+pub mod cluster;
 pub mod control_plane;
 pub mod memory;
 pub mod node;
@@ -15,6 +16,7 @@ pub mod process;
 pub mod wait;
 
 pub use balancer::{Backend, Balancer};
+pub use cluster::Cluster;
 pub use control_plane::{ControlPlane, Options};
 pub use node::{Behaviour, NodeStandIn, Resize};
 pub use operator::{Operator, OperatorOptions, install};

@@ -204,7 +204,7 @@ impl NodeStandIn {
     pub async fn set_ready(&self, namespace: &str, pod: &str, ready: bool) -> Result<()> {
         self.edit(namespace, pod, |pod, memory| {
             memory.by_hand = true;
-            Ok(readiness(pod, ready, |_| true))
+            Ok(readiness(pod, |_, status| set_ready(status, ready)))
         })
         .await
     }
@@ -222,7 +222,11 @@ impl NodeStandIn {
     ) -> Result<()> {
         self.edit(namespace, pod, |pod, memory| {
             memory.by_hand = true;
-            Ok(readiness(pod, ready, |name| name == container))
+            Ok(readiness(pod, |spec, status| {
+                if spec.name == container {
+                    set_ready(status, ready);
+                }
+            }))
         })
         .await
     }
@@ -238,20 +242,23 @@ impl NodeStandIn {
         container: &str,
     ) -> Result<()> {
         self.edit(namespace, pod, |pod, memory| {
-            ensure!(containers(pod).any(|(_, c)| c.name == container), "there is no container {container}");
+            ensure!(
+                containers(pod).any(|(_, c)| c.name == container),
+                "there is no container {container}"
+            );
             (memory.by_hand, memory.started) = (false, Some(Instant::now()));
             let now = timestamp();
-            let mut patch = readiness(pod, false, |name| name == container);
-            for list in ["containerStatuses", "initContainerStatuses"] {
-                for status in
-                    patch[list].as_array_mut().into_iter().flatten().filter(|status| status["name"] == container)
-                {
-                    status["restartCount"] = (status["restartCount"].as_i64().unwrap_or(0) + 1).into();
-                    status["lastState"] = json!({"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": now}});
+            Ok(readiness(pod, |spec, status| {
+                if spec.name == container {
+                    let count = status["restartCount"].as_i64().unwrap_or(0) + 1;
+                    let end = json!({"exitCode": 1, "reason": "Error", "finishedAt": now});
+                    status["ready"] = false.into();
+                    status["started"] = spec.startup_probe.is_none().into();
+                    status["restartCount"] = count.into();
+                    status["lastState"] = json!({"terminated": end});
                     status["state"] = json!({"running": {"startedAt": now}});
                 }
-            }
-            Ok(patch)
+            }))
         })
         .await
     }
@@ -545,17 +552,16 @@ fn step(pod: &Pod, behaviour: &Behaviour, state: &mut State) -> Step {
         let since = *since.get_or_insert(now);
         after.map(|after| after.saturating_sub(now - since))
     };
-    let schedule = pod
-        .annotations()
-        .get("testbed/schedule")
-        .map(String::as_str);
     let Some(node) = &spec.node_name else {
-        if schedule == Some("never")
-            || spec
-                .scheduling_gates
-                .as_ref()
-                .is_some_and(|gates| !gates.is_empty())
-        {
+        let schedule = pod
+            .annotations()
+            .get("testbed/schedule")
+            .map(String::as_str);
+        let gated = spec
+            .scheduling_gates
+            .as_ref()
+            .is_some_and(|gates| !gates.is_empty());
+        if gated || schedule == Some("never") || pod.metadata.deletion_timestamp.is_some() {
             return Step::Nothing;
         }
         if schedule.is_none() && state.reserve(pod) {
@@ -596,7 +602,9 @@ fn step(pod: &Pod, behaviour: &Behaviour, state: &mut State) -> Step {
     let mut wait = None;
     if !memory.by_hand && !is_ready(pod) {
         match left(&mut memory.started, behaviour.ready_after) {
-            Some(Duration::ZERO) => return Step::Status(readiness(pod, true, |_| true)),
+            Some(Duration::ZERO) => {
+                return Step::Status(readiness(pod, |_, status| set_ready(status, true)));
+            }
             left => wait = left,
         }
     }
@@ -739,24 +747,19 @@ fn running(pod: &Pod) -> Value {
     })
 }
 
-/// The named containers ready or not, and the pod accordingly. Ordinary init containers have ended and don't count.
-fn readiness(pod: &Pod, ready: bool, named: impl Fn(&str) -> bool) -> Value {
+/// The containers changed, and the pod Ready if all of them are. Ordinary init containers have ended and don't count.
+fn readiness(pod: &Pod, change: impl Fn(&Container, &mut Value)) -> Value {
     let mut all = true;
-    let mut set = |container: &Container, status: &mut Value| {
-        if named(&container.name) {
-            status["ready"] = ready.into();
-            status["started"] = (ready || container.startup_probe.is_none()).into();
-        }
+    let mut look = |container: &Container, status: &mut Value| {
+        change(container, status);
         all &= status["ready"] == true;
     };
-    let (app, init) = (
-        statuses(pod, &mut set),
-        init_statuses(pod, |container, status| {
-            if is_sidecar(container) {
-                set(container, status);
-            }
-        }),
-    );
+    let app = statuses(pod, &mut look);
+    let init = init_statuses(pod, |container, status| {
+        if is_sidecar(container) {
+            look(container, status);
+        }
+    });
     let (status, reason) = if all {
         ("True", "")
     } else {
@@ -764,6 +767,14 @@ fn readiness(pod: &Pod, ready: bool, named: impl Fn(&str) -> bool) -> Value {
     };
     let conditions = conditions(pod, &["Ready", "ContainersReady"], status, reason);
     json!({"conditions": conditions, "containerStatuses": app, "initContainerStatuses": init})
+}
+
+/// A container that is Ready has started, and stays so.
+fn set_ready(status: &mut Value, ready: bool) {
+    status["ready"] = ready.into();
+    if ready {
+        status["started"] = true.into();
+    }
 }
 
 /// The list of container statuses, changed: the API server replaces such lists as a whole.

@@ -56,6 +56,7 @@ impl OperatorOptions {
 /// One running replica. It ends with this value, and at the latest with this process.
 #[derive(Debug)]
 pub struct Operator {
+    name: String,
     process: Supervised,
     backend: Backend,
 }
@@ -94,6 +95,7 @@ impl Operator {
         let log = plane.folder().join(format!("{}.log", options.name));
         let process = Supervised::spawn(&options.name, &options.binary, &args, &env, &log)?;
         Ok(Self {
+            name: options.name.clone(),
             process,
             backend: Backend {
                 address: webhook,
@@ -153,6 +155,12 @@ impl Operator {
             what()
         );
         Ok(body.to_owned())
+    }
+
+    /// Its identity among the replicas.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Its webhook and probe ports, for a [`crate::Balancer`].

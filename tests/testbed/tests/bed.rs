@@ -469,7 +469,7 @@ async fn backend(name: u8) -> Result<(Backend, Arc<AtomicBool>)> {
             } else {
                 "503 Unavailable"
             };
-            stream.read(&mut [0; 256]).await.ok();
+            stream.read_u8().await.ok();
             stream
                 .write_all(format!("HTTP/1.1 {status}\r\n\r\n").as_bytes())
                 .await

@@ -13,13 +13,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::future::try_join_all;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
-use testbed::{
-    Balancer, Behaviour, ControlPlane, NodeStandIn, Operator, OperatorOptions, Options, eventually,
-    install,
-};
+use testbed::{Behaviour, Cluster, ControlPlane, Options, eventually};
 
 const NAMESPACE: &str = "shop";
 const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
@@ -76,7 +73,7 @@ async fn story(keep: bool) -> Result<()> {
         seconds(began)
     ));
 
-    let stage = Stage::set(plane, binary).await?;
+    let mut stage = Stage::set(plane, &binary).await?;
     stage.boost_and_revert().await?;
     stage.kill_the_leader().await?;
     stage.delete_the_boost().await?;
@@ -89,7 +86,7 @@ async fn story(keep: bool) -> Result<()> {
         )
     );
     if keep {
-        let kubeconfig = stage.plane.admin_kubeconfig().display();
+        let kubeconfig = stage.cluster.plane.admin_kubeconfig().display();
         println!(
             "\nThe cluster is up until you press Ctrl-C. In another terminal:\n\n  export KUBECONFIG={kubeconfig}"
         );
@@ -101,64 +98,33 @@ async fn story(keep: bool) -> Result<()> {
     Ok(())
 }
 
-/// The cluster, with everything that plays in it.
+/// The cluster, and the pods that play in it.
 struct Stage {
-    plane: ControlPlane,
-    node: NodeStandIn,
-    replicas: Vec<Operator>,
-    _balancer: Balancer,
+    cluster: Cluster,
     pods: Api<Pod>,
-    leases: Api<Lease>,
 }
 
 impl Stage {
-    async fn set(plane: ControlPlane, binary: PathBuf) -> Result<Self> {
+    async fn set(plane: ControlPlane, binary: &Path) -> Result<Self> {
         chapter("Install");
-        let balancer = Balancer::start(Duration::ZERO).await?;
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let webhook = format!("https://{}/mutate-v1-pod", balancer.address());
-        install(&plane, &root.join("manifests"), &webhook).await?;
-        say("kubectl apply -k manifests: accepted; a load balancer stands in for the Service");
-
         let began = Instant::now();
-        let mut replicas = Vec::new();
-        for name in ["headstart-0", "headstart-1"] {
-            replicas.push(Operator::start(&plane, &OperatorOptions::new(&binary, name)).await?);
-        }
-        try_join_all(replicas.iter().map(|replica| replica.wait_ready(PATIENCE))).await?;
-        for replica in &replicas {
-            balancer.add(replica.backend());
-        }
-        say(&format!(
-            "two replicas Ready after {}, each as the ServiceAccount of the manifests",
-            seconds(began)
-        ));
-
         let behaviour = Behaviour {
             ready_after: None,
             ..Behaviour::default()
         };
-        let node = NodeStandIn::start(plane.admin(), behaviour).await?;
-        plane
-            .apply(
-                &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-                    .to_string(),
-            )
-            .await?;
-        plane.apply(BOOST).await?;
-        let (pods, leases) = (
-            Api::namespaced(plane.admin(), NAMESPACE),
-            Api::namespaced(plane.admin(), "headstart-system"),
-        );
-        let stage = Self {
-            plane,
-            node,
-            replicas,
-            _balancer: balancer,
-            pods,
-            leases,
-        };
-        let leader = stage.leader_other_than("").await?;
+        let cluster = Cluster::install(plane, binary, 2, behaviour).await?;
+        say("kubectl apply -k manifests: accepted; a load balancer stands in for the Service");
+        say(&format!(
+            "two replicas, each as the ServiceAccount of the manifests: Ready, all in {}",
+            seconds(began)
+        ));
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+        cluster.plane.apply(&namespace.to_string()).await?;
+        cluster.plane.apply(BOOST).await?;
+        let pods = Api::namespaced(cluster.plane.admin(), NAMESPACE);
+        let stage = Self { cluster, pods };
+        let leader = stage.cluster.leader_other_than("").await?;
         say(&format!(
             "both answer admission; {leader} leads, so it alone takes boosts back"
         ));
@@ -170,7 +136,7 @@ impl Stage {
     /// Waits until new pods are boosted: the CA is in the webhook configuration and both replicas know the boost.
     async fn boosts_count(&self) -> Result<()> {
         eventually("both replicas boost", PATIENCE, || async {
-            for _ in 0..2 * self.replicas.len() {
+            for _ in 0..2 * self.cluster.replicas.len() {
                 let dry_run = PostParams {
                     dry_run: true,
                     ..PostParams::default()
@@ -217,20 +183,15 @@ impl Stage {
         self.describe("checkout").await
     }
 
-    async fn kill_the_leader(&self) -> Result<()> {
+    async fn kill_the_leader(&mut self) -> Result<()> {
         chapter("The leader dies in the middle of five boosts");
         let names = ["cart-1", "cart-2", "cart-3", "cart-4", "cart-5"];
         for name in names {
             self.create(name).await?;
         }
         self.running(&names).await?;
-        let leader = self.leader_other_than("").await?;
-        let victim = if leader == "headstart-0" {
-            &self.replicas[0]
-        } else {
-            &self.replicas[1]
-        };
-        victim.crash()?;
+        let leader = self.cluster.leader_other_than("").await?;
+        self.cluster.take_replica(&leader)?.crash()?;
         let killed = Instant::now();
         say(&format!(
             "{leader} is killed (SIGKILL), and the five pods become Ready with nobody leading"
@@ -241,7 +202,7 @@ impl Stage {
             lag < FAILOVER,
             "the failover took {lag:?}, more than {FAILOVER:?}"
         );
-        let next = self.leader_other_than(&leader).await?;
+        let next = self.cluster.leader_other_than(&leader).await?;
         say(&format!(
             "{next} took the lease and reverted all five, {} after the kill",
             seconds(killed)
@@ -263,7 +224,8 @@ impl Stage {
             self.create(name).await?;
         }
         self.running(&names).await?;
-        self.plane
+        self.cluster
+            .plane
             .kubectl_ok(&["-n", NAMESPACE, "delete", "scb", "fast-start"])
             .await?;
         say("kubectl delete scb fast-start: the pods go on starting with their boost");
@@ -297,7 +259,7 @@ impl Stage {
         try_join_all(
             names
                 .iter()
-                .map(|name| self.node.set_ready(NAMESPACE, name, true)),
+                .map(|name| self.cluster.node.set_ready(NAMESPACE, name, true)),
         )
         .await?;
         let began = Instant::now();
@@ -336,20 +298,10 @@ impl Stage {
         .map(drop)
     }
 
-    async fn leader_other_than(&self, old: &str) -> Result<String> {
-        eventually("there is a leader", PATIENCE, || async {
-            let spec = self.leases.get("headstart").await?.spec;
-            let holder = spec
-                .and_then(|spec| spec.holder_identity)
-                .filter(|holder| holder != old && !holder.is_empty());
-            holder.context("nobody holds the lease")
-        })
-        .await
-    }
-
     /// What `kubectl describe` says of our marks.
     async fn describe(&self, name: &str) -> Result<()> {
         let text = self
+            .cluster
             .plane
             .kubectl_ok(&["-n", NAMESPACE, "describe", "pod", name])
             .await?;
@@ -362,6 +314,18 @@ impl Stage {
             "$ kubectl describe pod {name}\n{}",
             marks.join("\n")
         ));
+        let record = self
+            .pods
+            .get(name)
+            .await?
+            .metadata
+            .annotations
+            .unwrap_or_default()
+            .remove(KEY);
+        let record: Value = serde_json::from_str(&record.context("the record is gone")?)?;
+        say("");
+        say("The record that kubectl cuts short, in full:");
+        show(&serde_json::to_string_pretty(&record)?);
         Ok(())
     }
 }
@@ -423,7 +387,7 @@ async fn build() -> Result<PathBuf> {
     let output = tokio::process::Command::new(cargo)
         .args([
             "build",
-            "--package",
+            
             "headstart",
             "--bin",
             "headstart",

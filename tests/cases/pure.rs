@@ -1,0 +1,603 @@
+//! The layer of values: the domain alone, no server.
+
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
+
+use anyhow::{Context, bail, ensure};
+use chrono::{DateTime, Utc};
+use headstart::{
+    api::{Pod, StartupCPUBoost},
+    domain::{
+        admission::{self, Admission, Outcome, Settings},
+        end::{EndSettings, EndedBy},
+        failure::Failure,
+        patch,
+        policy::{BoostKind, Policy},
+        qos::{QosClass, qos_class},
+        quantity::MilliCpu,
+        record::{LoanValue, Record},
+        revert::{self, Decision, Leave, Pending},
+        snapshot::Snapshot,
+    },
+};
+use json_patch::Patch;
+use libtest_mimic::Trial;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    data::{Admit, Apply, Case, Cases, Class, Id, Layer, Life, Percent, Upstream},
+    notation::{self, Then, rfc3339, seconds, time},
+    report,
+    world::{self, BOOSTED, Boost, World, record_text},
+};
+
+/// One test for each case.
+pub fn trials(cases: &'static Cases) -> Vec<Trial> {
+    cases
+        .iter()
+        .filter(|(_, case)| case.runs_in(Layer::Pure))
+        .map(|(id, case)| report::trial(Layer::Pure, id, move || run(cases, id, case)))
+        .collect()
+}
+
+/// Executes all parts of a case that speak of values.
+fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
+    let mut parts = 0;
+    let mut part = |what: &str, about: Option<&String>, result: anyhow::Result<()>| {
+        parts += 1;
+        let about = about.map_or(String::new(), |about| format!(" ({about})"));
+        result.with_context(|| format!("{what}{about}"))
+    };
+    if let Some(percent) = &case.percent {
+        part("percent", None, check_percent(cases, percent))?;
+    }
+    if !case.equal.is_empty() {
+        part("equal", None, check_equal(cases, &case.equal))?;
+    }
+    for admit in case.admit.iter() {
+        let boosts = world::boosts(admit)?;
+        part(
+            "admit",
+            admit.about.as_ref(),
+            check_admit(cases, admit, &boosts),
+        )?;
+    }
+    for apply in case.apply.iter() {
+        part("apply", apply.about.as_ref(), check_apply(cases, apply))?;
+    }
+    for life in case.end.iter() {
+        part("end", life.about.as_ref(), check_life(cases, id, life))?;
+    }
+    if let Some(upstream) = &case.upstream {
+        part("upstream", None, check_upstream(cases, upstream))?;
+    }
+    if let Some(registration) = &case.registration {
+        part("registration", None, check_registration(registration))?;
+    }
+    ensure!(parts > 0, "nothing of this case is about values");
+    Ok(())
+}
+
+/// The quantity itself, and the values of a pod that is created with it.
+fn check_percent(cases: &Cases, percent: &Percent) -> anyhow::Result<()> {
+    let of: MilliCpu = percent.of.parse()?;
+    let got = of.increased_by(percent.by);
+    ensure!(
+        got == percent.gives.parse()?,
+        "got {got}, expected {}",
+        percent.gives
+    );
+    ensure!(
+        percent.any_spelling || got.to_string() == percent.gives,
+        "{} is spelled {got}",
+        percent.gives
+    );
+    let admit = Admit {
+        pod: Some(format!("app {0}/{0}", percent.of)),
+        boost: Some(format!("+{}", percent.by)),
+        answer: format!("{0}/{0}", percent.gives),
+        init: Some(format!("{of}/{of}")),
+        ..Admit::default()
+    };
+    check_admit(cases, &admit, &world::boosts(&admit)?)
+}
+
+/// No difference may be seen between spellings: not in a pod, in a boost, or in a record.
+fn check_equal(cases: &Cases, spellings: &[String]) -> anyhow::Result<()> {
+    let canonical = spellings[0].parse::<MilliCpu>()?.to_string();
+    for spelling in spellings {
+        let cpu: MilliCpu = spelling.parse()?;
+        ensure!(
+            cpu.to_string() == canonical,
+            "{spelling} is {cpu}, not {canonical}"
+        );
+        let in_pod = Admit {
+            pod: Some(format!("app {spelling}/{spelling}")),
+            boost: Some("+100".to_owned()),
+            answer: "1400m/1400m".to_owned(),
+            init: Some(format!("{canonical}/{canonical}")),
+            ..Admit::default()
+        };
+        let in_boost = Admit {
+            pod: Some("app 100m/100m".to_owned()),
+            boost: Some(format!("fix {spelling}/{spelling}")),
+            answer: format!("{canonical}/{canonical}"),
+            ..Admit::default()
+        };
+        // Equal is no change, however it is spelled.
+        let in_both = Admit {
+            pod: Some(format!("app {spelling}/-")),
+            boost: Some(format!("fix {canonical}")),
+            answer: "untouched".to_owned(),
+            ..Admit::default()
+        };
+        for admit in [in_pod, in_boost, in_both] {
+            check_admit(cases, &admit, &world::boosts(&admit)?).context(spelling.clone())?;
+        }
+        let record =
+            json!({"initCPURequests": {"app": spelling}, "initCPULimits": {"app": spelling}});
+        let record = Record::read(&record.to_string())?;
+        let loan = record.containers["app"].clone()?;
+        let original = |value: Option<LoanValue>| value.map(|value| value.original);
+        ensure!(original(loan.request) == Some(cpu) && original(loan.limit) == Some(cpu));
+    }
+    Ok(())
+}
+
+fn check_admit(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result<()> {
+    let sent = world::sent(cases, admit)?;
+    let settings = Settings {
+        remove_limits: admit.remove_limits.unwrap_or(false),
+        end: end_settings(&admit.flags)?,
+    };
+    let (at, later) = (time(BOOSTED)?, time(BOOSTED)? + notation::SECOND);
+    let (admission, patch, patched) = answer(&sent, settings, boosts.iter(), at)?;
+    let expected = world::answered(cases, admit, boosts, at)?;
+    same_pod(&patched, &expected)?;
+    match (admit.answer.as_str(), admission.outcome) {
+        ("untouched" | "unmarked", outcome) => {
+            ensure!(outcome != Outcome::Boosted, "counted as boosted");
+            match (admit.reason.as_deref(), outcome) {
+                (Some("none"), Outcome::Skipped(got)) => bail!("skipped for {got}"),
+                (Some(reason), Outcome::Skipped(got)) => {
+                    ensure!(got.as_str() == reason, "skipped for {got}");
+                }
+                (Some("none"), _) | (None, Outcome::Skipped(_)) => {}
+                (None, Outcome::NoBoost) if admit.answer == "unmarked" => {}
+                (_, outcome) => bail!("{outcome:?} counts no reason"),
+            }
+        }
+        (_, outcome) => ensure!(outcome == Outcome::Boosted, "counted as {outcome:?}"),
+    }
+    ensure!(
+        admit.answer != "unmarked" || !patch.0.is_empty(),
+        "there are no marks to remove"
+    );
+    ensure!(
+        admit.answer != "untouched" || patch.0.is_empty(),
+        "untouched, but the patch is {}",
+        json!(patch)
+    );
+    if let Some(class) = admit.class {
+        let class_of = |pod: &Value| -> anyhow::Result<Class> {
+            let pod: Pod = serde_json::from_value(pod.clone())?;
+            let values: Vec<_> = pod.all_containers().map(admission::Cpu::of).collect();
+            Ok(match qos_class(&pod, |index| values[index]) {
+                QosClass::Guaranteed => Class::Guaranteed,
+                QosClass::Burstable => Class::Burstable,
+                QosClass::BestEffort => Class::BestEffort,
+            })
+        };
+        let (before, after) = (class_of(&sent)?, class_of(&patched)?);
+        ensure!(
+            (before, after) == (class, class),
+            "{before:?} became {after:?}, expected {class:?}"
+        );
+    }
+    if let Some(record) = &admit.record {
+        let got = record_text(&patched).unwrap_or_default();
+        ensure!(got == record, "the record is\n{got}\nexpected\n{record}");
+    }
+    if let Some(expected) = &admit.patch {
+        same_patch(&patch, expected, &patched)?;
+    }
+
+    // On every replica and every time the same, apart from the time in the record.
+    let (_, reversed, _) = answer(&sent, settings, boosts.iter().rev(), at)?;
+    ensure!(patch == reversed, "the order of the boosts matters");
+    let (_, _, again) = answer(&sent, settings, boosts.iter(), later)?;
+    same_pod(&again, &world::answered(cases, admit, boosts, later)?).context("a second later")
+}
+
+/// The answer to a review, and the pod that it makes. Every operation applies, and changes something.
+fn answer<'a>(
+    sent: &Value,
+    settings: Settings,
+    boosts: impl Iterator<Item = &'a Boost>,
+    at: DateTime<Utc>,
+) -> anyhow::Result<(Admission, Patch, Value)> {
+    let pod: Pod = serde_json::from_value(sent.clone())?;
+    let admission = admission::admit(&snapshot(boosts)?, settings, "ns", &pod, at);
+    let patch = patch::admission(&pod, &admission);
+    let mut patched = sent.clone();
+    for operation in &patch.0 {
+        let before = patched.clone();
+        json_patch::patch(&mut patched, std::slice::from_ref(operation))
+            .with_context(|| format!("the patch does not apply: {}", json!(patch)))?;
+        ensure!(
+            before != patched,
+            "an operation changes nothing: {}",
+            json!(operation)
+        );
+    }
+    Ok((admission, patch, patched))
+}
+
+fn snapshot<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<Snapshot> {
+    let mut policies = Vec::new();
+    for boost in boosts {
+        match (compile(boost)?, &boost.invalid) {
+            (Ok(policy), None) => policies.push((boost.namespace.clone(), Arc::new(policy))),
+            // It affects nothing but itself.
+            (Err(error), Some(field)) => ensure!(error.contains(field), "{error}"),
+            (Ok(_), Some(field)) => bail!("{}: {field} is not refused", boost.name),
+            (Err(error), None) => bail!("{}: {error}", boost.name),
+        }
+    }
+    Ok(Snapshot::new(policies))
+}
+
+fn compile(boost: &Boost) -> anyhow::Result<Result<Policy, String>> {
+    let object: StartupCPUBoost = serde_json::from_value(boost.object.clone())?;
+    Ok(
+        Policy::compile(BoostKind::Namespaced, &boost.name, boost.created, &object)
+            .map_err(|error| error.to_string()),
+    )
+}
+
+fn end_settings(flags: &BTreeMap<String, String>) -> anyhow::Result<EndSettings> {
+    let mut settings = EndSettings::default();
+    for (flag, value) in flags {
+        match flag.as_str() {
+            "boost-deadline" => settings.deadline_seconds = seconds(value)?,
+            "unschedulable-after" => settings.unschedulable_seconds = seconds(value)?,
+            _ => bail!("the domain knows no flag {flag}"),
+        }
+    }
+    Ok(settings)
+}
+
+/// Compares two pods; their records as JSON, which must be compact.
+fn same_pod(got: &Value, expected: &Value) -> anyhow::Result<()> {
+    let comparable = |pod: &Value| -> anyhow::Result<(Value, Option<Value>)> {
+        let mut pod = pod.clone();
+        let record = record_text(&pod).and_then(|text| serde_json::from_str::<Value>(text).ok());
+        if let Some(record) = &record {
+            let compact = Some(record.to_string());
+            ensure!(
+                record_text(&pod) == compact.as_deref(),
+                "the record is not compact"
+            );
+            pod["metadata"]["annotations"][world::KEY] = json!("RECORD");
+        }
+        Ok((pod, record))
+    };
+    let (got, expected) = (comparable(got)?, comparable(expected)?);
+    ensure!(
+        got.0 == expected.0,
+        "the pod is\n{}\nexpected\n{}",
+        got.0,
+        expected.0
+    );
+    let text = |record: Option<Value>| record.unwrap_or_default().to_string();
+    ensure!(
+        got.1 == expected.1,
+        "the record is\n{}\nexpected\n{}",
+        text(got.1),
+        text(expected.1)
+    );
+    Ok(())
+}
+
+/// Compares the operations of a patch in any order; `RECORD` stands for the record.
+fn same_patch(got: &Patch, expected: &[Value], patched: &Value) -> anyhow::Result<()> {
+    let sorted = |operations: Vec<Value>| {
+        let mut texts: Vec<String> = operations.iter().map(sorted_text).collect();
+        texts.sort();
+        texts
+    };
+    let got = serde_json::from_value::<Vec<Value>>(json!(got))?;
+    let record = record_text(patched).unwrap_or_default();
+    let expected: Vec<Value> = expected
+        .iter()
+        .map(|operation| {
+            let mut operation = operation.clone();
+            let value = &mut operation["value"];
+            if *value == "RECORD" {
+                *value = json!(record);
+            } else if value.get(world::KEY) == Some(&json!("RECORD")) {
+                value[world::KEY] = json!(record);
+            } else if value.is_null() {
+                notation::merge(&mut operation, &json!({"value": null}));
+            }
+            operation
+        })
+        .collect();
+    let (got, expected) = (sorted(got), sorted(expected));
+    ensure!(
+        got == expected,
+        "the patch is\n{got:#?}\nexpected\n{expected:#?}"
+    );
+    Ok(())
+}
+
+/// An operation as text, its fields in the order of their names.
+fn sorted_text(operation: &Value) -> String {
+    let fields: BTreeMap<String, Value> =
+        serde_json::from_value(operation.clone()).expect("an operation is an object");
+    json!(fields).to_string()
+}
+
+/// What compiling can tell, which is what saves us from objects that no schema has seen.
+fn check_apply(cases: &Cases, apply: &Apply) -> anyhow::Result<()> {
+    ensure!(
+        apply.refused.is_empty() == apply.accepted.is_some(),
+        "is it accepted or refused?"
+    );
+    let boost = Boost::applied(apply)?;
+    let compiled = match compile(&boost) {
+        Ok(compiled) => compiled,
+        // Not even read.
+        Err(error) => {
+            ensure!(!apply.refused.is_empty(), "{error}");
+            return Ok(());
+        }
+    };
+    match compiled {
+        Ok(_) => ensure!(
+            apply.refused.is_empty() || apply.only_schema,
+            "compiled, but is to be refused for {:?}",
+            apply.refused
+        ),
+        Err(error) => {
+            ensure!(!apply.refused.is_empty() && !apply.only_schema, "{error}");
+            for field in &apply.refused {
+                ensure!(error.contains(field), "{error:?} does not name {field}");
+            }
+        }
+    }
+    for admit in apply.accepted.iter().flatten() {
+        check_admit(cases, admit, std::slice::from_ref(&boost))?;
+    }
+    Ok(())
+}
+
+/// Looks at a boosted pod again and again; the writes that are decided are compared and done.
+fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
+    let mut world = World::begin(cases, id, life)?;
+    let settings = end_settings(&life.flags)?;
+    let mut failure = None;
+    for look in &life.looks {
+        world.change(look)?;
+        let mut bodies = Vec::new();
+        for (index, text) in look.then.iter().enumerate() {
+            let is_last = index + 1 == look.then.len();
+            let answered = look.answered.as_deref().filter(|_| is_last);
+            let alternatives = Then::read(text)?;
+            if alternatives == [Then::Forget] {
+                ensure!(
+                    failure.take() == Some(Failure::Gone),
+                    "nothing says that the pod is gone"
+                );
+                continue;
+            }
+            let decision = decide(&world, settings)?;
+            let context = || format!("at {}: {decision:?}, expected: {text}", rfc3339(world.now));
+            let matched = alternatives
+                .iter()
+                .find(|then| is_it(then, &decision))
+                .with_context(context)?;
+            if let (Some(due), Decision::Revert(revert)) = (&look.due, &decision) {
+                ensure!(revert.due.at == time(due)?, "due at {}", revert.due.at);
+            }
+            let (got, wanted) = bodies_of(&world, matched, &decision).with_context(context)?;
+            bodies.extend(got.iter().map(ToString::to_string));
+            if let Some((got, wanted)) = got.zip(wanted) {
+                same_body(&got, &wanted).with_context(context)?;
+                let write = |world: &mut World| match matched {
+                    Then::Resize(_) => world.resize(&wanted),
+                    _ => world.finish(&wanted),
+                };
+                failure = answer_write(&mut world, answered, write)?;
+            }
+        }
+        if !look.bodies.is_empty() {
+            ensure!(
+                bodies == look.bodies,
+                "the bodies are\n{bodies:#?}\nexpected\n{:#?}",
+                look.bodies
+            );
+        }
+    }
+    if is_ended(&world.pod) {
+        // Nothing is ever written again.
+        let decision = decide(&world, settings)?;
+        ensure!(
+            matches!(decision, Decision::Leave(_)),
+            "after the end: {decision:?}"
+        );
+    }
+    Ok(())
+}
+
+/// What becomes of a write; the failure, if it fails.
+fn answer_write(
+    world: &mut World,
+    answered: Option<&str>,
+    write: impl FnOnce(&mut World),
+) -> anyhow::Result<Option<Failure>> {
+    match answered {
+        None => write(world),
+        Some("unsent") => {}
+        Some("lost") => {
+            write(world);
+            return Ok(Some(Failure::Transient("timed out".to_owned())));
+        }
+        Some(status) => {
+            let (code, message) = status.split_once(' ').unwrap_or((status, ""));
+            let failure = Failure::from_status(code.parse()?, message, None);
+            if failure == Failure::Conflict {
+                world.written();
+            }
+            return Ok(Some(failure));
+        }
+    }
+    Ok(None)
+}
+
+fn is_ended(pod: &Value) -> bool {
+    let has_claim = pod["metadata"]["labels"].get(world::KEY).is_some();
+    let state = record_text(pod)
+        .and_then(|text| serde_json::from_str::<Value>(text).ok())
+        .map(|record| record["state"] == "Reverted");
+    !has_claim && state == Some(true)
+}
+
+fn decide(world: &World, settings: EndSettings) -> anyhow::Result<Decision> {
+    let pod: Pod = serde_json::from_value(world.pod.clone())?;
+    let snapshot = snapshot(world.boosts.iter())?;
+    let policy = revert::boost_name(&pod).and_then(|name| snapshot.named("ns", &name).cloned());
+    Ok(revert::decide(&pod, policy.as_deref(), settings, world.now))
+}
+
+/// Whether a decision is the expected one; bodies apart.
+fn is_it(then: &Then, decision: &Decision) -> bool {
+    match (then, decision) {
+        (Then::NoWrite, Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_))
+        | (Then::Wait(None), Decision::Wait(_))
+        | (Then::Watch(None), Decision::Watch(_))
+        | (Then::Leave(None), Decision::Leave(_))
+        | (Then::Resize(_), Decision::Revert(_)) => true,
+        (Then::Wait(until @ Some(_)), Decision::Wait(at)) => until == at,
+        (Then::Finish(by), Decision::Finish(finish)) => match (&finish.ended, by) {
+            (Some((_, got)), Some(by)) => got.as_str() == by,
+            (ended, _) => ended.is_some(),
+        },
+        (Then::DropClaim, Decision::Finish(finish)) => finish.ended.is_none(),
+        (Then::Watch(Some(why)), Decision::Watch(pending)) => {
+            let word = match pending {
+                Pending::Kubelet => "Kubelet",
+                Pending::Deferred(_) => "Deferred",
+                Pending::Infeasible(_) => "Infeasible",
+                Pending::Error(_) => "Error",
+            };
+            word == why
+        }
+        (Then::Leave(Some(why)), Decision::Leave(leave)) => {
+            let word = match leave {
+                Leave::NotBoosted => "NotBoosted",
+                Leave::Terminating => "Terminating",
+                Leave::Unreadable(_) => "Unreadable",
+            };
+            word == why
+        }
+        _ => false,
+    }
+}
+
+/// The body that is written, and the one that is right.
+fn bodies_of(
+    world: &World,
+    then: &Then,
+    decision: &Decision,
+) -> anyhow::Result<(Option<Value>, Option<Value>)> {
+    let pod: Pod = serde_json::from_value(world.pod.clone())?;
+    let (got, wanted) = match (then, decision) {
+        (Then::Resize(containers), Decision::Revert(revert)) => {
+            (patch::resize(&pod, revert), world.resize_body(containers))
+        }
+        (Then::Finish(_), Decision::Finish(finish)) => {
+            let by = finish.ended.as_ref().map(|(_, by)| *by);
+            let by = by.map_or("", EndedBy::as_str);
+            (patch::finish(&pod, finish), world.finish_body(by)?)
+        }
+        (Then::DropClaim, Decision::Finish(finish)) => {
+            (patch::finish(&pod, finish), world.drop_claim_body())
+        }
+        _ => return Ok((None, None)),
+    };
+    Ok((Some(got), Some(wanted)))
+}
+
+/// Compares two bodies: containers in any order, records as JSON.
+fn same_body(got: &Value, expected: &Value) -> anyhow::Result<()> {
+    let comparable = |body: &Value| {
+        let mut body = body.clone();
+        for list in ["containers", "initContainers"] {
+            if let Some(list) = body
+                .get_mut("spec")
+                .and_then(|spec| spec.get_mut(list)?.as_array_mut())
+            {
+                list.sort_by_key(|container| container["name"].to_string());
+            }
+        }
+        if let Some(text) = record_text(&body) {
+            let record: Value = serde_json::from_str(text).unwrap_or_default();
+            body["metadata"]["annotations"][world::KEY] = record;
+        }
+        body
+    };
+    ensure!(
+        comparable(got) == comparable(expected),
+        "the body is\n{got}\nexpected\n{expected}"
+    );
+    Ok(())
+}
+
+/// The part of a record that upstream's 0.20, HEAD and 0.21 read; they ignore the rest.
+#[derive(Deserialize)]
+struct UpstreamRecord {
+    state: Option<String>,
+    timestamp: DateTime<Utc>,
+    #[serde(default, rename = "initCPURequests")]
+    requests: BTreeMap<String, String>,
+    #[serde(default, rename = "initCPULimits")]
+    limits: BTreeMap<String, String>,
+}
+
+fn check_upstream(cases: &Cases, upstream: &Upstream) -> anyhow::Result<()> {
+    let admit = world::first_admit(cases, upstream.reads)?;
+    let sent = world::sent(cases, admit)?;
+    let at = time(BOOSTED)?;
+    let boosts = world::boosts(admit)?;
+    let (_, _, patched) = answer(&sent, Settings::default(), boosts.iter(), at)?;
+    let record: UpstreamRecord = serde_json::from_str(record_text(&patched).context("no record")?)?;
+    ensure!(record.state.as_ref() == Some(&upstream.state));
+    ensure!(record.timestamp == at);
+    let (mut requests, mut limits) = (BTreeMap::new(), BTreeMap::new());
+    for container in notation::containers(&upstream.init)? {
+        requests.extend(container.request.map(|cpu| (container.name.clone(), cpu)));
+        limits.extend(container.limit.map(|cpu| (container.name, cpu)));
+    }
+    ensure!(
+        record.requests == requests && record.limits == limits,
+        "it reads {:?} and {:?}",
+        record.requests,
+        record.limits
+    );
+    Ok(())
+}
+
+/// The webhook's registration in the manifests.
+fn check_registration(expected: &Value) -> anyhow::Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/webhook.yaml");
+    let manifest: Value = serde_saphyr::from_str(&fs::read_to_string(path)?)?;
+    let webhook = &manifest["webhooks"][0];
+    let mut with = webhook.clone();
+    notation::merge(&mut with, expected);
+    ensure!(
+        *webhook == with,
+        "the registration is\n{webhook}\nexpected in it\n{expected}"
+    );
+    Ok(())
+}

@@ -1,0 +1,636 @@
+//! What the cases start from and what must come of it, as plain objects: nothing here asks the code under test.
+
+use anyhow::{Context, bail, ensure};
+use chrono::{DateTime, Utc};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    data::{Admit, Apply, Cases, Id, Life, Look, NamedBoost},
+    notation::{self, Container, Until, merge, rfc3339, seconds, time},
+};
+
+/// Label and annotation key of our marks.
+pub const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
+/// When pods are boosted.
+pub const BOOSTED: &str = "09:59:58";
+/// When pods are scheduled.
+const SCHEDULED: &str = "10:00:00";
+
+/// A boost object.
+#[derive(Clone, Debug)]
+pub struct Boost {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// When it was created.
+    pub created: DateTime<Utc>,
+    /// The object.
+    pub object: Value,
+    /// The field that makes it invalid.
+    pub invalid: Option<String>,
+}
+
+impl Boost {
+    fn read(note: &NamedBoost) -> anyhow::Result<Self> {
+        let namespace = note.namespace.as_deref().unwrap_or("ns");
+        let until = note.until.as_deref().unwrap_or("Ready");
+        let created = time(note.created.as_deref().unwrap_or("09:00:00"))?;
+        let mut object = notation::boost(&note.name, namespace, &note.boost, until)?;
+        merge(&mut object, note.merge.as_ref().unwrap_or(&json!({})));
+        Ok(Self {
+            namespace: namespace.to_owned(),
+            name: note.name.clone(),
+            created,
+            object,
+            invalid: note.invalid.clone(),
+        })
+    }
+
+    /// B1's boost with a change.
+    pub fn applied(apply: &Apply) -> anyhow::Result<Self> {
+        let mut boost = Self::read(&b("+50".to_owned()))?;
+        let object = &mut boost.object;
+        let policy = &mut object["spec"]["resourcePolicy"]["containerPolicies"][0];
+        merge(policy, apply.policy.as_ref().unwrap_or(&json!({})));
+        if let Some(duration) = &apply.duration {
+            object["spec"]["durationPolicy"] = duration.clone();
+        }
+        if let Some(selector) = &apply.selector {
+            object["selector"] = selector.clone();
+        }
+        merge(object, apply.merge.as_ref().unwrap_or(&json!({})));
+        Ok(boost)
+    }
+}
+
+fn b(boost: String) -> NamedBoost {
+    NamedBoost {
+        name: "b".to_owned(),
+        boost,
+        ..NamedBoost::default()
+    }
+}
+
+/// The boosts that there are when a pod is created.
+pub fn boosts(admit: &Admit) -> anyhow::Result<Vec<Boost>> {
+    if !admit.boosts.is_empty() {
+        return admit.boosts.iter().map(Boost::read).collect();
+    }
+    let Some(note) = admit.boost.clone() else {
+        return Ok(Vec::new());
+    };
+    let mut boost = Boost::read(&NamedBoost {
+        until: admit.until.clone(),
+        merge: admit.boost_merge.clone(),
+        ..b(note)
+    })?;
+    if let Some(object) = &admit.boost_object {
+        ensure!(
+            boost.object == *object,
+            "the short and the long form of the boost differ:\n{}\n{object}",
+            boost.object
+        );
+        boost.object = object.clone();
+    }
+    Ok(vec![boost])
+}
+
+/// The pod as it is sent to admission.
+pub fn sent(cases: &Cases, admit: &Admit) -> anyhow::Result<Value> {
+    let short = admit.pod.as_deref().map(notation::pod).transpose()?;
+    let mut pod = match (&admit.object, &short, admit.as_answered) {
+        (Some(object), short, None) => {
+            ensure!(
+                short.as_ref().is_none_or(|short| short == object),
+                "the short and the long form of the pod differ"
+            );
+            object.clone()
+        }
+        (None, Some(short), None) => short.clone(),
+        (None, None, Some(id)) => {
+            let admit = first_admit(cases, id)?;
+            answered(cases, admit, &boosts(admit)?, time(BOOSTED)?)?
+        }
+        _ => bail!("which pod is it?"),
+    };
+    merge(&mut pod, admit.merge.as_ref().unwrap_or(&json!({})));
+    for (map, mark) in [("labels", &admit.label), ("annotations", &admit.annotation)] {
+        if let Some(mark) = mark {
+            merge(&mut pod, &json!({"metadata": {map: {KEY: mark}}}));
+        }
+    }
+    Ok(pod)
+}
+
+/// The first pod of another case.
+pub fn first_admit(cases: &Cases, id: Id) -> anyhow::Result<&Admit> {
+    cases
+        .get(id)?
+        .admit
+        .first()
+        .with_context(|| format!("{id} creates no pod"))
+}
+
+/// The pod after the right answer, given at `at`.
+pub fn answered(
+    cases: &Cases,
+    admit: &Admit,
+    boosts: &[Boost],
+    at: DateTime<Utc>,
+) -> anyhow::Result<Value> {
+    let mut pod = sent(cases, admit)?;
+    match admit.answer.as_str() {
+        "untouched" => {}
+        "unmarked" => {
+            for map in ["labels", "annotations"] {
+                if pod["metadata"].get(map).is_some() {
+                    merge(&mut pod, &json!({"metadata": {map: {KEY: null}}}));
+                }
+            }
+        }
+        values => {
+            let record = record(admit, boosts, &pod, at)?.to_string();
+            for container in notation::containers(values)? {
+                set_cpu(&mut pod, &container)?;
+            }
+            let by = admit.by.as_deref().unwrap_or("b");
+            let marks = json!({"labels": {KEY: by}, "annotations": {KEY: record}});
+            merge(&mut pod, &json!({"metadata": marks}));
+        }
+    }
+    Ok(pod)
+}
+
+/// The record that the right answer writes.
+fn record(
+    admit: &Admit,
+    boosts: &[Boost],
+    pod: &Value,
+    at: DateTime<Utc>,
+) -> anyhow::Result<Value> {
+    let answer = notation::containers(&admit.answer)?;
+    let given = |text: &Option<String>| text.as_deref().map(notation::containers).transpose();
+    let present = |container: &Container| -> anyhow::Result<Container> {
+        let found = find(pod, &container.name)?;
+        Ok(Container {
+            request: cpu(found, "requests"),
+            limit: cpu(found, "limits"),
+            ..container.clone()
+        })
+    };
+    let originals = match given(&admit.init)? {
+        Some(originals) => originals,
+        None => answer.iter().map(present).collect::<anyhow::Result<_>>()?,
+    };
+    let set = match given(&admit.set)? {
+        Some(set) => set,
+        None => answer
+            .iter()
+            .map(|container| {
+                let was = present(container)?;
+                let changed = |was: &Option<String>, is: &Option<String>| match is {
+                    is if is == was => None,
+                    None => Some(String::new()),
+                    is => is.clone(),
+                };
+                Ok(Container {
+                    request: changed(&was.request, &container.request),
+                    limit: changed(&was.limit, &container.limit),
+                    ..was
+                })
+            })
+            .collect::<anyhow::Result<_>>()?,
+    };
+    let map = |containers: &[Container], value: fn(&Container) -> &Option<String>| {
+        let map: Map<String, Value> = containers
+            .iter()
+            .filter_map(|container| {
+                let value = value(container).as_ref()?;
+                Some((container.name.clone(), json!(value)))
+            })
+            .collect();
+        map
+    };
+    let by = admit.by.as_deref().unwrap_or("b");
+    let winner = boosts
+        .iter()
+        .find(|boost| boost.name == by)
+        .with_context(|| format!("there is no boost {by}"))?;
+    let until = Until::of(&winner.object["spec"]["durationPolicy"])?;
+    let mut record = Map::new();
+    record.insert("state".into(), json!("Active"));
+    record.insert("timestamp".into(), json!(rfc3339(at)));
+    for (field, map) in [
+        (
+            "initCPURequests",
+            map(&originals, |container| &container.request),
+        ),
+        (
+            "initCPULimits",
+            map(&originals, |container| &container.limit),
+        ),
+        (
+            "boostedCPURequests",
+            map(&set, |container| &container.request),
+        ),
+        ("boostedCPULimits", map(&set, |container| &container.limit)),
+    ] {
+        if !map.is_empty() {
+            record.insert(field.into(), map.into());
+        }
+    }
+    record.insert("boost".into(), json!(by));
+    let deadline = admit
+        .flags
+        .get("boost-deadline")
+        .map_or(Ok(3600), |text| seconds(text))?;
+    record.insert("end".into(), until.recorded(deadline));
+    Ok(record.into())
+}
+
+/// The container of that name.
+pub fn find<'a>(pod: &'a Value, name: &str) -> anyhow::Result<&'a Value> {
+    ["containers", "initContainers"]
+        .iter()
+        .filter_map(|list| pod["spec"].get(*list)?.as_array())
+        .flatten()
+        .find(|container| container["name"] == name)
+        .with_context(|| format!("the pod has no container {name}"))
+}
+
+/// A container's CPU value.
+pub fn cpu(container: &Value, kind: &str) -> Option<String> {
+    let cpu = container.get("resources")?.get(kind)?.get("cpu")?;
+    Some(cpu.as_str().map_or_else(|| cpu.to_string(), str::to_owned))
+}
+
+/// Gives a container exactly these CPU values.
+fn set_cpu(pod: &mut Value, to: &Container) -> anyhow::Result<()> {
+    let list = ["containers", "initContainers"]
+        .into_iter()
+        .find(|list| {
+            pod["spec"][*list]
+                .as_array()
+                .is_some_and(|list| list.iter().any(|container| container["name"] == to.name))
+        })
+        .with_context(|| format!("the pod has no container {}", to.name))?;
+    let mut resources = json!({});
+    for (kind, value) in [("requests", &to.request), ("limits", &to.limit)] {
+        let had = cpu(find(pod, &to.name)?, kind);
+        if value.is_some() || had.is_some() {
+            resources[kind] = json!({"cpu": value});
+        }
+    }
+    let change = json!({"spec": {list: [{"name": to.name, "resources": resources}]}});
+    merge(pod, &change);
+    Ok(())
+}
+
+/// A boosted pod and the boosts around it, as they are at one look.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The pod.
+    pub pod: Value,
+    /// The boosts.
+    pub boosts: Vec<Boost>,
+    /// The time.
+    pub now: DateTime<Utc>,
+    /// The boost that a write of ours would be about.
+    policies: String,
+    versions: u32,
+}
+
+impl World {
+    /// The pod as it is when its life begins: boosted, scheduled, running, not Ready.
+    pub fn begin(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<Self> {
+        let admit = admitted(cases, id, life)?;
+        let boosts = boosts(&admit)?;
+        let at = time(life.boosted.as_deref().unwrap_or(BOOSTED))?;
+        let mut pod = match &life.annotation {
+            None => answered(cases, &admit, &boosts, at)?,
+            Some(annotation) => {
+                let mut pod = sent(cases, &admit)?;
+                let marks = json!({"labels": {KEY: "b"}, "annotations": {KEY: annotation}});
+                merge(&mut pod, &json!({"metadata": marks}));
+                pod
+            }
+        };
+        if let Some(change) = &life.record {
+            let mut record: Value =
+                serde_json::from_str(record_text(&pod).context("there is no record to change")?)?;
+            merge(&mut record, change);
+            merge(
+                &mut pod,
+                &json!({"metadata": {"annotations": {KEY: record.to_string()}}}),
+            );
+        }
+        merge(
+            &mut pod,
+            &json!({"metadata": {
+                "uid": "U",
+                "resourceVersion": "V1",
+                "generation": 1,
+                "creationTimestamp": rfc3339(at),
+            }}),
+        );
+        let mut world = Self {
+            pod,
+            boosts,
+            now: at,
+            policies: admit.boost.clone().unwrap_or_default(),
+            versions: 1,
+        };
+        world.schedule(SCHEDULED)?;
+        Ok(world)
+    }
+
+    /// Makes the changes that precede a look.
+    pub fn change(&mut self, look: &Look) -> anyhow::Result<()> {
+        if let Some(at) = &look.at {
+            self.now = time(at)?;
+        }
+        if let Some(scheduled) = &look.scheduled {
+            self.schedule(scheduled)?;
+        }
+        if let Some(since) = &look.ready {
+            let since = rfc3339(time(since)?);
+            let condition =
+                |kind| json!({"type": kind, "status": "True", "lastTransitionTime": since});
+            let statuses = self.statuses(|_| json!({"ready": true, "started": true}));
+            merge(
+                &mut self.pod,
+                &json!({"status": {"conditions": [condition("ContainersReady"), condition("Ready")]}}),
+            );
+            merge(&mut self.pod, &statuses);
+        }
+        if let Some(phase) = &look.phase {
+            merge(&mut self.pod, &json!({"status": {"phase": phase}}));
+        }
+        for (map, mark) in [("labels", &look.label), ("annotations", &look.annotation)] {
+            if let Some(mark) = mark {
+                let mark = Some(mark).filter(|mark| *mark != "removed");
+                merge(&mut self.pod, &json!({"metadata": {map: {KEY: mark}}}));
+            }
+        }
+        if let Some(values) = &look.somebody {
+            for container in notation::containers(values)? {
+                set_cpu(&mut self.pod, &container)?;
+            }
+            self.resized();
+        }
+        if let Some(change) = &look.merge {
+            merge(&mut self.pod, change);
+        }
+        if let Some(change) = &look.boost {
+            self.change_boost(change)?;
+        }
+        if let Some(boost) = &look.new_boost {
+            self.boosts.push(Boost::read(boost)?);
+        }
+        if let Some(write) = &look.meanwhile {
+            for then in notation::Then::read(write)? {
+                match then {
+                    notation::Then::Resize(containers) => {
+                        let body = self.resize_body(&containers);
+                        self.resize(&body);
+                    }
+                    notation::Then::Finish(Some(by)) => {
+                        let body = self.finish_body(&by)?;
+                        self.finish(&body);
+                    }
+                    _ => bail!("{write:?} is no write"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self, scheduled: &str) -> anyhow::Result<()> {
+        let pending = |conditions: Value| json!({"phase": "Pending", "conditions": conditions});
+        let scheduled_condition = |status: &str, reason: Option<&str>, since: &str| {
+            let mut condition = json!({"type": "PodScheduled", "status": status});
+            condition["lastTransitionTime"] = json!(rfc3339(time(since)?));
+            if let Some(reason) = reason {
+                condition["reason"] = json!(reason);
+            }
+            anyhow::Ok(condition)
+        };
+        merge(&mut self.pod, &json!({"status": null}));
+        match scheduled.split_once(' ') {
+            Some(("not", "yet")) => {
+                let status = pending(json!([]));
+                merge(
+                    &mut self.pod,
+                    &json!({"spec": {"nodeName": null}, "status": status}),
+                );
+            }
+            Some((why, since)) => {
+                let reason = match why {
+                    "unschedulable" => "Unschedulable",
+                    "gated" => "SchedulingGated",
+                    _ => bail!("{scheduled:?} is no state of scheduling"),
+                };
+                let condition = scheduled_condition("False", Some(reason), since)?;
+                let status = pending(json!([condition]));
+                merge(
+                    &mut self.pod,
+                    &json!({"spec": {"nodeName": null}, "status": status}),
+                );
+            }
+            None => {
+                let at = time(scheduled)?;
+                let since = rfc3339(at + notation::SECOND);
+                let condition = |kind: &str, status: &str| json!({"type": kind, "status": status, "lastTransitionTime": since});
+                let generation = self.pod["metadata"]["generation"].clone();
+                let status = json!({
+                    "phase": "Running",
+                    "startTime": since,
+                    "observedGeneration": generation,
+                    "conditions": [
+                        scheduled_condition("True", None, scheduled)?,
+                        condition("Initialized", "True"),
+                        condition("ContainersReady", "False"),
+                        condition("Ready", "False"),
+                    ],
+                });
+                merge(
+                    &mut self.pod,
+                    &json!({"spec": {"nodeName": "n"}, "status": status}),
+                );
+                let statuses = self.statuses(|container| {
+                    json!({
+                        "ready": false,
+                        "started": false,
+                        "restartCount": 0,
+                        "state": {"running": {"startedAt": since}},
+                        "allocatedResources": {"cpu": cpu(container, "requests")},
+                    })
+                });
+                merge(&mut self.pod, &statuses);
+            }
+        }
+        Ok(())
+    }
+
+    /// A change of every container's status.
+    fn statuses(&self, status: impl Fn(&Value) -> Value) -> Value {
+        let list = |list: &str| {
+            let containers = self.pod["spec"][list].as_array().into_iter().flatten();
+            containers
+                .map(|container| {
+                    let mut entry = json!({"name": container["name"]});
+                    merge(&mut entry, &status(container));
+                    entry
+                })
+                .collect::<Vec<_>>()
+        };
+        json!({"status": {
+            "containerStatuses": list("containers"),
+            "initContainerStatuses": list("initContainers"),
+        }})
+    }
+
+    fn change_boost(&mut self, change: &str) -> anyhow::Result<()> {
+        if change == "deleted" {
+            self.boosts.retain(|boost| boost.name != "b");
+            return Ok(());
+        }
+        let boost = self
+            .boosts
+            .iter_mut()
+            .find(|boost| boost.name == "b")
+            .context("there is no b")?;
+        match change.split_once(' ') {
+            Some(("until", until)) => {
+                let changed = NamedBoost {
+                    until: Some(until.to_owned()),
+                    ..b(self.policies.clone())
+                };
+                *boost = Boost::read(&changed)?;
+            }
+            Some(("selects", label)) => {
+                let (key, value) = label.split_once('=').context("expected key=value")?;
+                boost.object["selector"] = json!({"matchLabels": {key: value}});
+            }
+            _ => bail!("{change:?} is no change of a boost"),
+        }
+        Ok(())
+    }
+
+    fn preconditions(&self) -> Value {
+        let metadata = &self.pod["metadata"];
+        json!({"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]})
+    }
+
+    /// The body of the resize that sets exactly these values.
+    pub fn resize_body(&self, containers: &[Container]) -> Value {
+        let mut spec = json!({});
+        for container in containers {
+            let mut resources = json!({});
+            for (kind, value) in [
+                ("requests", &container.request),
+                ("limits", &container.limit),
+            ] {
+                if let Some(value) = value {
+                    resources[kind] = json!({"cpu": value});
+                }
+            }
+            let entry = json!({"name": container.name, "resources": resources});
+            match &mut spec[container.role.list()] {
+                Value::Array(list) => list.push(entry),
+                list => *list = json!([entry]),
+            }
+        }
+        json!({"metadata": self.preconditions(), "spec": spec})
+    }
+
+    /// The body of the finish: the record ended by this, all else in it as it was.
+    pub fn finish_body(&self, by: &str) -> anyhow::Result<Value> {
+        let text = record_text(&self.pod).context("there is no record to finish")?;
+        let mut record: Value = serde_json::from_str(text)?;
+        record["state"] = json!("Reverted");
+        record["endedTimestamp"] = json!(rfc3339(self.now));
+        record["endedBy"] = json!(by);
+        let mut body = self.drop_claim_body();
+        body["metadata"]["annotations"] = json!({KEY: record.to_string()});
+        Ok(body)
+    }
+
+    /// The body that only drops the claim.
+    pub fn drop_claim_body(&self) -> Value {
+        let mut metadata = self.preconditions();
+        metadata["labels"] = json!({KEY: null});
+        json!({"metadata": metadata})
+    }
+
+    /// Writes a resize, which the kubelet then does.
+    pub fn resize(&mut self, body: &Value) {
+        merge(&mut self.pod, body);
+        self.resized();
+        self.written();
+    }
+
+    /// Writes a finish.
+    pub fn finish(&mut self, body: &Value) {
+        merge(&mut self.pod, body);
+        self.written();
+    }
+
+    /// The pod is in another version than it was.
+    pub fn written(&mut self) {
+        self.versions += 1;
+        self.pod["metadata"]["resourceVersion"] = json!(format!("V{}", self.versions));
+    }
+
+    /// The kubelet has done what is in `spec`.
+    fn resized(&mut self) {
+        let generation = self.pod["metadata"]["generation"]
+            .as_i64()
+            .unwrap_or_default()
+            + 1;
+        self.pod["metadata"]["generation"] = json!(generation);
+        if self.pod["spec"].get("nodeName").is_some() {
+            self.pod["status"]["observedGeneration"] = json!(generation);
+            let allocated = self.statuses(
+                |container| json!({"allocatedResources": {"cpu": cpu(container, "requests")}}),
+            );
+            merge(&mut self.pod, &allocated);
+        }
+    }
+}
+
+/// The annotation with the record.
+pub fn record_text(pod: &Value) -> Option<&str> {
+    pod["metadata"].get("annotations")?.get(KEY)?.as_str()
+}
+
+/// The creation of the pod that lives this life.
+pub fn admitted(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<Admit> {
+    let own = cases.get(id)?.admit.first();
+    let mut admit = match (life.of, own) {
+        (Some(of), _) => first_admit(cases, of)?.clone(),
+        (None, Some(own)) => own.clone(),
+        (None, None) => Admit {
+            pod: Some("app 250m/500m".to_owned()),
+            boost: Some("+50".to_owned()),
+            answer: "380m/750m".to_owned(),
+            ..Admit::default()
+        },
+    };
+    for (to, from) in [
+        (&mut admit.pod, &life.pod),
+        (&mut admit.boost, &life.boost),
+        (&mut admit.until, &life.until),
+    ] {
+        if from.is_some() {
+            to.clone_from(from);
+        }
+    }
+    if let Some(answer) = &life.answer {
+        admit.answer.clone_from(answer);
+    }
+    admit.remove_limits = life.remove_limits.or(admit.remove_limits);
+    admit.flags.extend(life.flags.clone());
+    Ok(admit)
+}
