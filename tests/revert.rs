@@ -454,12 +454,28 @@ async fn retry_after_is_kept_to() {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_tried_again_once_a_minute_until_its_cause_is_gone() {
     let cases = [
-        (403, r#"pods "p" is forbidden: User "u" cannot patch resource "pods/resize" in API group """#, 0),
-        (403, r#"pods "p" is forbidden: maximum cpu usage per Container is 1, but limit is 2"#, 0),
+        (
+            403,
+            r#"pods "p" is forbidden: User "u" cannot patch resource "pods/resize" in API group """#,
+            0,
+        ),
+        (
+            403,
+            r#"pods "p" is forbidden: maximum cpu usage per Container is 1, but limit is 2"#,
+            0,
+        ),
         (403, "admission webhook \"w\" denied the request: no", 0),
-        (422, r#"Pod "p" is invalid: spec: Invalid value: "Burstable": Pod QOS Class may not change as a result of resizing"#, 0),
+        (
+            422,
+            r#"Pod "p" is invalid: spec: Invalid value: "Burstable": Pod QOS Class may not change as a result of resizing"#,
+            0,
+        ),
         // A kubelet may not have reported resources yet, so a few tries come quickly.
-        (422, r#"Pod "p" is invalid: spec: Forbidden: Pod running on node without support for resize"#, 5),
+        (
+            422,
+            r#"Pod "p" is invalid: spec: Forbidden: Pod running on node without support for resize"#,
+            5,
+        ),
     ];
     for (code, message, quick) in cases {
         let (server, _replica, _term) = one_pod(&ready_end()).await;

@@ -230,29 +230,27 @@ pub(crate) async fn sleep_until_second(server: &MemoryServer, seconds: f64) {
     sleep(at.saturating_sub(server.clock().elapsed())).await;
 }
 
-/// Looks again until something holds, and fails after the deadline. Returns how long it took.
+/// Looks again until something holds, and fails after the deadline. Returns how long it took, to a five-hundredth of the
+/// deadline.
 pub(crate) async fn until(
     what: &str,
     deadline: Duration,
     mut holds: impl FnMut() -> bool,
 ) -> Duration {
     let began = Instant::now();
+    let pause = (deadline / 500).max(Duration::from_millis(5));
     while !holds() {
         assert!(
             began.elapsed() <= deadline,
             "waited {deadline:?} until {what}"
         );
-        sleep(Duration::from_millis(5)).await;
+        sleep(pause).await;
     }
     began.elapsed()
 }
 
 /// Waits until a pod's boost has ended.
-pub(crate) async fn until_ended(
-    server: &MemoryServer,
-    name: &str,
-    deadline: Duration,
-) -> Duration {
+pub(crate) async fn until_ended(server: &MemoryServer, name: &str, deadline: Duration) -> Duration {
     until(&format!("the boost of {name} has ended"), deadline, || {
         is_ended(&stored(server, name))
     })
@@ -324,9 +322,7 @@ impl Replica {
         let elector = Elector::new(lease, Params::new(LEASE, &self.name));
         let (sweeper, stop) = (self.sweeper(), stop.clone());
         self.tasks.spawn(async move {
-            elector
-                .run(stop, |term| sweeper.clone().lead(term))
-                .await;
+            elector.run(stop, |term| sweeper.clone().lead(term)).await;
         });
     }
 }

@@ -176,7 +176,7 @@ impl Stage {
             "taking the CPU back took {lag:?}, more than a second"
         );
         say(&format!(
-            "back at 500m, limit 1, {} ms later, in place; the container was not restarted",
+            "back at 500m, limit 1, {} ms later, by a resize in place",
             lag.as_millis()
         ));
         self.finished(&["checkout"]).await?;
@@ -323,9 +323,7 @@ impl Stage {
             .unwrap_or_default()
             .remove(KEY);
         let record: Value = serde_json::from_str(&record.context("the record is gone")?)?;
-        say("");
-        say("The record that kubectl cuts short, in full:");
-        show(&serde_json::to_string_pretty(&record)?);
+        show(&format!("in full: {record}"));
         Ok(())
     }
 }
@@ -387,8 +385,6 @@ async fn build() -> Result<PathBuf> {
     let output = tokio::process::Command::new(cargo)
         .args([
             "build",
-            
-            "headstart",
             "--bin",
             "headstart",
             "--message-format=json-render-diagnostics",

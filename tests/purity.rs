@@ -1,0 +1,318 @@
+//! The domain is pure: nothing in `src/domain` knows a Kubernetes client, an async runtime, a socket, a file, a clock or a
+//! random number. Its answers then depend on what it is given and on nothing else, so that every replica gives the same.
+//!
+//! `kube::core` is allowed: it holds types and label selectors, and no client.
+
+use std::{fs, path::Path};
+
+/// Paths that may not be named, by their first segments.
+const FORBIDDEN: &[&[&str]] = &[
+    &["chrono", "Local"],
+    &["fastrand"],
+    &["getrandom"],
+    &["hyper"],
+    &["hyper_util"],
+    &["kube", "Api"],
+    &["kube", "Client"],
+    &["kube", "Config"],
+    &["kube", "api"],
+    &["kube", "client"],
+    &["kube", "config"],
+    &["kube", "runtime"],
+    &["rand"],
+    &["reqwest"],
+    &["std", "env"],
+    &["std", "fs"],
+    &["std", "net"],
+    &["std", "process"],
+    &["std", "thread"],
+    &["std", "time", "Instant"],
+    &["std", "time", "SystemTime"],
+    &["tokio"],
+    &["tokio_rustls"],
+    &["tokio_util"],
+    &["warp"],
+    // Clocks under the names that a `use` gives them.
+    &["Instant", "now"],
+    &["Local", "now"],
+    &["SystemTime", "now"],
+    &["Timestamp", "now"],
+    &["Utc", "now"],
+    // The adapters around the domain.
+    &["crate", "admission"],
+    &["crate", "app"],
+    &["crate", "boosts"],
+    &["crate", "certs"],
+    &["crate", "claims"],
+    &["crate", "clock"],
+    &["crate", "lease"],
+    &["crate", "metrics"],
+    &["crate", "server"],
+    &["crate", "sweeper"],
+    &["crate", "watch"],
+];
+
+/// The forbidden paths that a source text names, as `line: path`. Comments and string literals don't count; paths in
+/// braces are put together, and a glob counts as everything that it may bring.
+fn offences(source: &str) -> Vec<String> {
+    let tokens = tokens(source);
+    let mut found: Vec<_> = paths(&tokens)
+        .into_iter()
+        .filter(|(_, path)| FORBIDDEN.iter().any(|forbidden| names(path, forbidden)))
+        .map(|(line, path)| format!("{line}: {}", path.join("::")))
+        .collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Whether a path names what is forbidden: begins with it, or may bring it by a glob. Two-segment clocks count at a
+/// path's end too (`chrono::Utc::now`).
+fn names(path: &[&str], forbidden: &[&str]) -> bool {
+    let begins = path.starts_with(forbidden);
+    let ends = forbidden.len() == 2 && forbidden[1] == "now" && path.ends_with(forbidden);
+    let globs = path
+        .strip_suffix(&["*"])
+        .is_some_and(|before| forbidden.starts_with(before) || before.starts_with(forbidden));
+    begins || ends || globs
+}
+
+/// Words, `::`, braces, commas, stars and semicolons with their lines; the rest as blanks.
+fn tokens(source: &str) -> Vec<(usize, &str)> {
+    let mut tokens = Vec::new();
+    let (mut at, mut line) = (0, 1);
+    while let Some(next) = source[at..].chars().next() {
+        let rest = &source[at..];
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if let Some(length) = raw_string(rest) {
+            length
+        } else if next == '"' {
+            string(rest)
+        } else if next == '\'' {
+            character(rest)
+        } else if next.is_alphanumeric() || next == '_' {
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+            let word = &rest[..end.unwrap_or(rest.len())];
+            tokens.push((line, word));
+            word.len()
+        } else if rest.starts_with("::") {
+            tokens.push((line, "::"));
+            2
+        } else {
+            let length = next.len_utf8();
+            if !next.is_whitespace() {
+                tokens.push((line, &rest[..length]));
+            }
+            length
+        };
+        line += rest[..length].matches('\n').count();
+        at += length;
+    }
+    tokens
+}
+
+/// The length of a string literal, quotes included.
+fn string(rest: &str) -> usize {
+    let mut escaped = false;
+    for (at, c) in rest.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => return at + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}
+
+/// The length of a raw string literal, if one begins here.
+fn raw_string(rest: &str) -> Option<usize> {
+    let after = rest.strip_prefix('r')?;
+    let hashes = after.len() - after.trim_start_matches('#').len();
+    let text = after[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    let length = text.find(&end).map_or(text.len(), |at| at + end.len());
+    Some(1 + hashes + 1 + length)
+}
+
+/// The length of a character literal; a lifetime's quote is one character.
+fn character(rest: &str) -> usize {
+    let mut characters = rest.char_indices().skip(1);
+    match characters.next() {
+        Some((_, '\\')) => rest[2..].find('\'').map_or(1, |at| at + 3),
+        _ => match characters.next() {
+            Some((at, '\'')) => at + 1,
+            _ => 1,
+        },
+    }
+}
+
+/// All paths, with those in braces put together: `a::{b, c::*}` is `a::b` and `a::c::*`.
+fn paths<'a>(tokens: &[(usize, &'a str)]) -> Vec<(usize, Vec<&'a str>)> {
+    let mut found = Vec::new();
+    // What stands before each open brace; none for a block.
+    let mut prefixes: Vec<Vec<&str>> = Vec::new();
+    let mut path: Vec<&str> = Vec::new();
+    let mut joined = false;
+    for (line, token) in tokens {
+        let is_word = token.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        match *token {
+            "::" => joined = true,
+            "{" => {
+                let prefix = if joined {
+                    std::mem::take(&mut path)
+                } else {
+                    Vec::new()
+                };
+                path.clear();
+                prefixes.push(prefix);
+                joined = false;
+            }
+            token if is_word || (token == "*" && joined) => {
+                if !joined {
+                    path.clear();
+                    path.extend(prefixes.last().into_iter().flatten());
+                }
+                path.push(token);
+                joined = false;
+                found.push((*line, path.clone()));
+            }
+            "*" if prefixes.last().is_some_and(|prefix| !prefix.is_empty()) => {
+                path.clear();
+                path.extend(prefixes.last().into_iter().flatten());
+                path.push("*");
+                found.push((*line, path.clone()));
+            }
+            token => {
+                if token == "}" {
+                    prefixes.pop();
+                }
+                path.clear();
+                joined = false;
+            }
+        }
+    }
+    found
+}
+
+/// Every Rust file below a directory.
+fn sources(directory: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("the directory can be read") {
+        let path = entry.expect("its entries can be read").path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a source file can be read");
+            found.push((path.display().to_string(), text));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_domain_is_pure() {
+    let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/domain"));
+    assert!(sources.len() >= 10, "found only {}", sources.len());
+    let found: Vec<_> = sources
+        .iter()
+        .flat_map(|(path, source)| {
+            let offences = offences(source);
+            offences.into_iter().map(move |o| format!("{path}:{o}"))
+        })
+        .collect();
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn the_adapters_are_not() {
+    // Were the checker blind, it would find nothing here either.
+    for file in [
+        "src/sweeper/term.rs",
+        "src/lease.rs",
+        "src/server.rs",
+        "src/clock.rs",
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let source = fs::read_to_string(path).expect("a source file can be read");
+        assert_ne!(offences(&source), [""; 0], "{file}");
+    }
+}
+
+#[test]
+fn the_checker_finds_what_is_forbidden() {
+    for (source, found) in [
+        (
+            "use tokio::time::sleep;",
+            vec!["1: tokio", "1: tokio::time", "1: tokio::time::sleep"],
+        ),
+        (
+            "fn f() {\n    tokio::spawn(g());\n}",
+            vec!["2: tokio", "2: tokio::spawn"],
+        ),
+        ("use kube::Client;", vec!["1: kube::Client"]),
+        ("use kube::{core::Selector, Api};", vec!["1: kube::Api"]),
+        (
+            "use kube::{\n    core::{Selector, SelectorExt},\n    runtime::watcher,\n};",
+            vec!["3: kube::runtime", "3: kube::runtime::watcher"],
+        ),
+        ("use kube::*;", vec!["1: kube::*"]),
+        ("use kube::{core::Selector, *};", vec!["1: kube::*"]),
+        (
+            "use std::time::{Duration, Instant};",
+            vec!["1: std::time::Instant"],
+        ),
+        ("use std::time::*;", vec!["1: std::time::*"]),
+        ("use std::{collections::BTreeMap, fs};", vec!["1: std::fs"]),
+        (
+            "use std::{fs::File, env};",
+            vec!["1: std::env", "1: std::fs", "1: std::fs::File"],
+        ),
+        ("let now = Utc::now();", vec!["1: Utc::now"]),
+        ("let now = chrono::Utc::now();", vec!["1: chrono::Utc::now"]),
+        (
+            "let now = jiff::Timestamp::now();",
+            vec!["1: jiff::Timestamp::now"],
+        ),
+        ("use chrono::{Local, Utc};", vec!["1: chrono::Local"]),
+        (
+            "let x = fastrand::f64();",
+            vec!["1: fastrand", "1: fastrand::f64"],
+        ),
+        (
+            "let x: &'a str = f('\\'', '\"'); rand::random()",
+            vec!["1: rand", "1: rand::random"],
+        ),
+        (
+            "use crate::{api::Pod, metrics::Metrics};",
+            vec!["1: crate::metrics", "1: crate::metrics::Metrics"],
+        ),
+        (
+            "let x = r#\"a\"b\"#; warp::any()",
+            vec!["1: warp", "1: warp::any"],
+        ),
+    ] {
+        assert_eq!(offences(source), found, "{source}");
+    }
+}
+
+#[test]
+fn the_checker_passes_over_what_is_allowed() {
+    for source in [
+        "use kube::core::{Selector, SelectorExt};",
+        "use chrono::{DateTime, TimeDelta, Utc};",
+        "use std::time::Duration;",
+        "// tokio::spawn would be wrong, and so would Utc::now()\n/// kube::Client\n/* std::fs */",
+        r#"let text = "tokio::spawn and \" std::fs::read";"#,
+        r###"let text = r#"Utc::now() " std::net"#;"###,
+        "let now = now; let time = record.time; a * tokio_like::b",
+        "fn rule(&self, now: DateTime<Utc>) -> Decision { self.hyperbole() }",
+        "use crate::api::Pod; use super::metrics_of;",
+        "mod m { use std::collections::BTreeMap; }",
+    ] {
+        assert_eq!(offences(source), [""; 0], "{source}");
+    }
+}
