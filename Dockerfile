@@ -13,6 +13,7 @@ FROM rust:${RUST_VERSION}-alpine AS build
 ARG TARGETARCH
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
+COPY .cargo .cargo
 COPY src src
 # Workspace members must be there for --locked to agree; nothing of them is built.
 COPY tests tests

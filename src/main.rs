@@ -1,8 +1,10 @@
 //! The `headstart` binary: see [`headstart::cli`] for its verbs.
 
+use anyhow::Context;
 use headstart::{
     api, app,
     cli::{self, Verb},
+    config::RunArgs,
     telemetry,
 };
 use mimalloc::MiMalloc;
@@ -11,17 +13,26 @@ use mimalloc::MiMalloc;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
+    match cli::parse().verb {
+        Verb::Run(args) => run(*args),
+        Verb::Crd => {
+            print!("{}", api::crds_yaml());
+            Ok(())
+        }
+    }
+}
+
+fn run(args: RunArgs) -> anyhow::Result<()> {
+    telemetry::start(&args.log_level, args.log_format)
+        .with_context(|| format!("--log-level {:?} can't be read", args.log_level))?;
     rustls::crypto::ring::default_provider()
         .install_default()
         .expect("nothing has installed a provider before");
-    match cli::parse().verb {
-        Verb::Run(args) => {
-            telemetry::start(&args.log_level, args.log_format)?;
-            app::run(*args).await?;
-        }
-        Verb::Crd => print!("{}", api::crds_yaml()),
-    }
-    Ok(())
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the runtime could not be started")?
+        .block_on(app::run(args))
+        .map_err(Into::into)
 }

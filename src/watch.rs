@@ -12,6 +12,8 @@ use tokio::time::sleep;
 
 /// How long one watch call lasts, in seconds. A connection that silently died is noticed 5 s after it.
 const CALL_SECONDS: u32 = 45;
+/// Objects in one page of a list: a page is held in memory twice while it is read.
+const PAGE: u32 = 100;
 /// Pauses after errors grow from the first to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 /// How often to ask for a resource type that the server doesn't have; up to as much again is added at random.
@@ -29,7 +31,7 @@ pub enum Told<K> {
 /// Everything of a type, with the timeouts that all our watches have.
 #[must_use]
 pub fn config() -> watcher::Config {
-    watcher::Config::default().timeout(CALL_SECONDS)
+    watcher::Config::default().timeout(CALL_SECONDS).page_size(PAGE)
 }
 
 /// Only the object of this name.

@@ -300,6 +300,10 @@ pub struct Life {
     pub flags: BTreeMap<String, String>,
     /// When it was boosted; 09:59:58 unless said.
     pub boosted: Option<String>,
+    /// That many pods live it, each scheduled a second after another, in no order of their names.
+    pub pods: Option<u32>,
+    /// That many of them are written to at once, at most.
+    pub at_once: Option<u32>,
     /// What happens, in order.
     pub looks: Vec<Look>,
 }
@@ -327,18 +331,28 @@ pub struct Look {
     pub somebody: Option<String>,
     /// Any other change of the pod; null removes, lists of named things are merged by name.
     pub merge: Option<Value>,
-    /// What becomes of `b`: `deleted`, `until 600s`, `selects app=other`.
+    /// What becomes of `b`: `deleted`, `until 600s`, `selects app=other`; or of the type of all boosts: `definition
+    /// deleted`, `definition installed` with the boosts as they were.
     pub boost: Option<String>,
     /// A boost that is created.
     pub new_boost: Option<NamedBoost>,
-    /// A write of another leader.
-    pub meanwhile: Option<String>,
+    /// The writes of another leader.
+    pub meanwhile: Many<String>,
 
     /// The right decisions, one after another; the writes among them succeed.
     pub then: Many<String>,
     /// What becomes of the last write, where it doesn't succeed: an HTTP status with its text, `lost` (written, but the
-    /// answer never comes) or `unsent` (the process dies first).
+    /// answer never comes), `unsent` (the process dies first), `hang` (not written, and no answer) or `reset` (not
+    /// written, and the connection breaks).
     pub answered: Option<String>,
+    /// `Retry-After` of that answer, in seconds.
+    pub retry_after: Option<u64>,
+    /// What the metrics call that failure.
+    pub failure: Option<String>,
+    /// How that write is tried again, until the next look with the same outcome.
+    pub retries: Option<Retries>,
+    /// Until when the first write must have come, counted from the look; `1s` unless said.
+    pub within: Option<String>,
     /// Since when it is due.
     pub due: Option<String>,
     /// The bodies of the writes, to the byte.
@@ -347,6 +361,20 @@ pub struct Look {
     pub silent: bool,
     /// The containers counted as boosted afterwards.
     pub active: Option<u32>,
+    /// The right answer to a pod like this one that is created now: the values or `untouched`.
+    pub admits: Option<String>,
+}
+
+/// How a write that fails is tried again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Retries {
+    /// At most once a minute.
+    Slow,
+    /// A few times quickly, then as above.
+    QuickThenSlow,
+    /// After pauses that grow, and stay below a minute.
+    Growing,
 }
 
 /// What a reader that knows only upstream's fields makes of a record of ours.

@@ -296,6 +296,8 @@ pub struct World {
     pub boosts: Vec<Boost>,
     /// The time.
     pub now: DateTime<Utc>,
+    /// The boosts as they were at first.
+    first: Vec<Boost>,
     /// The boost that a write of ours would be about.
     policies: String,
     versions: u32,
@@ -336,6 +338,7 @@ impl World {
         );
         let mut world = Self {
             pod,
+            first: boosts.clone(),
             boosts,
             now: at,
             policies: admit.boost.clone().unwrap_or_default(),
@@ -388,7 +391,7 @@ impl World {
         if let Some(boost) = &look.new_boost {
             self.boosts.push(Boost::read(boost)?);
         }
-        if let Some(write) = &look.meanwhile {
+        for write in look.meanwhile.iter() {
             for then in notation::Then::read(write)? {
                 match then {
                     notation::Then::Resize(containers) => {
@@ -492,10 +495,16 @@ impl World {
     }
 
     fn change_boost(&mut self, change: &str) -> anyhow::Result<()> {
-        if change == "deleted" {
-            self.boosts.retain(|boost| boost.name != "b");
-            return Ok(());
+        match change {
+            "deleted" => self.boosts.retain(|boost| boost.name != "b"),
+            "definition deleted" => self.boosts.clear(),
+            "definition installed" => self.boosts.clone_from(&self.first),
+            _ => return self.change_b(change),
         }
+        Ok(())
+    }
+
+    fn change_b(&mut self, change: &str) -> anyhow::Result<()> {
         let boost = self
             .boosts
             .iter_mut()

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use headstart::{
     boosts::Boosts,
+    certs::{self, Certs},
     claims::Claims,
     clock::Clock,
     domain::end::EndSettings,
@@ -15,12 +16,15 @@ use headstart::{
     sweeper::{Sweeper, Writer},
 };
 use kube::Api;
+use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use serde_json::{Value, json};
 use testbed::memory::{Kubelet, MemoryServer, Recorded, Resize};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::sync::CancellationToken;
 
 /// Key of the claim and of the record.
@@ -366,4 +370,52 @@ pub(crate) fn lease() -> Value {
 pub(crate) fn holder(server: &MemoryServer) -> Option<String> {
     let lease = server.get("leases", NS, LEASE)?;
     Some(lease["spec"]["holderIdentity"].as_str()?.to_owned())
+}
+
+// === certificates ===
+
+/// Name in the webhook's certificate.
+pub(crate) const HOST: &str = "headstart.ns.svc";
+
+/// Name of the certificates' Secret and of the webhook configuration.
+pub(crate) const CERTIFICATES: &str = "headstart";
+
+/// The certificates' Secret as the manifests bring it.
+pub(crate) fn empty_secret() -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CERTIFICATES, "namespace": NS}})
+}
+
+/// The certificates as one replica keeps them.
+pub(crate) fn certificates(server: &MemoryServer, who: &str) -> Arc<Certs> {
+    let params = certs::Params {
+        namespace: NS.to_owned(),
+        secret: CERTIFICATES.to_owned(),
+        webhook: CERTIFICATES.to_owned(),
+        names: vec![HOST.to_owned()],
+    };
+    Arc::new(Certs::new(
+        server.client(who),
+        params,
+        clock(server),
+        Arc::default(),
+    ))
+}
+
+/// A TLS handshake as the API server makes it: verified by these CAs under [`HOST`].
+pub(crate) async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    roots: Arc<RootCertStore>,
+    alpn: &[&str],
+) -> std::io::Result<TlsStream<S>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has what TLS needs")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let host = ServerName::try_from(HOST).expect("a DNS name");
+    TlsConnector::from(Arc::new(config))
+        .connect(host, stream)
+        .await
 }

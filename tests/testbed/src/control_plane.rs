@@ -33,6 +33,9 @@ const START: Duration = Duration::from_secs(90);
 /// A port that was free may be taken before its program listens: so often everything is started anew.
 const ATTEMPTS: usize = 4;
 
+/// Environment of the servers: collecting garbage less often saves a quarter of the API server's work; it is young and small.
+const ENV: [(&str, &str); 1] = [("GOGC", "400")];
+
 /// How a control plane is started.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -120,12 +123,11 @@ impl ControlPlane {
 
         let [etcd_port, peer_port, port] = free_ports()?;
         let url = format!("https://127.0.0.1:{port}");
-        let none: [(&str, &str); 0] = [];
         let etcd = Supervised::spawn(
             "etcd",
             &binaries.etcd,
             &etcd_args(path, etcd_port, peer_port),
-            &none,
+            &ENV,
             &path.join("etcd.log"),
         )?;
         let mut args = api_server_args(path, &pki, etcd_port, port);
@@ -424,12 +426,11 @@ fn printed(args: &[&str], output: &Output) -> Result<String> {
 }
 
 fn spawn_api_server(binaries: &Binaries, folder: &Path, args: &[String]) -> Result<Supervised> {
-    let none: [(&str, &str); 0] = [];
     Supervised::spawn(
         "kube-apiserver",
         &binaries.kube_apiserver,
         args,
-        &none,
+        &ENV,
         &folder.join("kube-apiserver.log"),
     )
 }

@@ -53,13 +53,7 @@ async fn control_plane() -> Result<()> {
         identities(&plane),
         manifests(&plane),
     )?;
-    let cpu = || { for e in fs::read_dir("/proc").unwrap().flatten() { let c = fs::read_to_string(e.path().join("cmdline")).unwrap_or_default(); if c.contains("kube-apiserver\0--etcd") || c.contains("deps/bed") || c.contains("etcd\0--data-dir=") { let st = fs::read_to_string(e.path().join("stat")).unwrap_or_default(); let f: Vec<&str> = st.rsplit(')').next().unwrap().split(' ').collect(); eprintln!("{} {} {}", &c[..40.min(c.len())].replace('\0'," "), f[12], f[13]); } } };
-    cpu();
     rate(plane.admin(), 300).await?;
-    cpu();
-    let mut counts = std::collections::BTreeMap::new();
-    for e in plane.audit_events()? { if e["objectRef"]["name"].as_str().is_some_and(|n| n.starts_with("many")) { *counts.entry(format!("{} {} {}", e["verb"], e["objectRef"]["subresource"], e["responseStatus"]["code"])).or_insert(0) += 1; } }
-    eprintln!("{counts:#?}");
     outage(&plane, &pods).await
 }
 

@@ -1,0 +1,169 @@
+//! `cargo measure`: the figures of `docs/benchmarks.md`, from the release binary on the real control plane.
+//!
+//! It prints Markdown, so that a run can be pasted. Figures are from this machine: compare within a run.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use serde_json::{Value, json};
+use testbed::{Behaviour, Cluster, Operator};
+use tokio::time::sleep;
+
+const NAMESPACES: usize = 200;
+const BOOSTS: usize = 1_000;
+const STARTS: usize = 9;
+/// After it a replica has done what it does at the start.
+const IDLE: Duration = Duration::from_secs(10);
+const READY: Duration = Duration::from_secs(30);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("start") => start().await,
+        _ => bail!(
+            "cargo measure start: time to Ready with {BOOSTS} boosts, memory, size of the binary"
+        ),
+    }
+}
+
+async fn start() -> Result<()> {
+    let binary = release_binary().await?;
+    let mut cluster = Cluster::start(&binary, 1, Behaviour::default()).await?;
+    fill(&cluster).await?;
+
+    let mut ready = Vec::new();
+    let mut memory = Vec::new();
+    for _ in 0..STARTS {
+        let began = Instant::now();
+        let name = {
+            let replica = cluster.add_replica(&["--shutdown-delay=0"]).await?;
+            wait_ready(replica).await?;
+            ready.push(began.elapsed().as_secs_f64() * 1000.0);
+            replica.name().to_owned()
+        };
+        sleep(IDLE).await;
+        let replica = cluster.take_replica(&name)?;
+        memory.push(resident(&replica)? / 1024.0);
+        replica.stop(READY).await?;
+    }
+    let size = std::fs::metadata(&binary)
+        .context("reading the binary's size")?
+        .len();
+    println!("| figure | min | median | max |\n|---|---|---|---|");
+    row("from start to Ready, ms", &mut ready);
+    row("resident memory when idle, MiB", &mut memory);
+    println!("\n{BOOSTS} boosts in {NAMESPACES} namespaces, {STARTS} starts, no boosted pods.");
+    println!(
+        "The binary: {:.1} MiB, static.",
+        f64::from(u32::try_from(size)?) / 1024.0 / 1024.0
+    );
+    Ok(())
+}
+
+fn row(name: &str, values: &mut [f64]) {
+    values.sort_by(f64::total_cmp);
+    let (least, most) = (
+        values.first().copied().unwrap_or(f64::NAN),
+        values.last().copied().unwrap_or(f64::NAN),
+    );
+    println!(
+        "| {name} | {least:.1} | {:.1} | {most:.1} |",
+        values[values.len() / 2]
+    );
+}
+
+/// Asks without a pause: what is measured is a fraction of a second.
+async fn wait_ready(replica: &Operator) -> Result<()> {
+    let began = Instant::now();
+    while replica.get("/readyz").await.is_err() {
+        ensure!(
+            began.elapsed() < READY,
+            "{} is not Ready:\n{}",
+            replica.name(),
+            replica.process().last_log_lines(20)
+        );
+        sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
+
+/// KiB.
+fn resident(replica: &Operator) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", replica.process().pid()))
+        .context("reading the replica's memory")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("no VmRSS")?;
+    line.trim()
+        .trim_end_matches(" kB")
+        .trim()
+        .parse()
+        .context("VmRSS is no number")
+}
+
+async fn fill(cluster: &Cluster) -> Result<()> {
+    let plane = &cluster.plane;
+    let objects =
+        |items: Vec<Value>| json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+    let namespaces = (0..NAMESPACES).map(|index| {
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": format!("team-{index}")}})
+    });
+    plane.apply(&objects(namespaces.collect())).await?;
+    let boosts: Vec<Value> = (0..BOOSTS).map(boost).collect();
+    let lists: Vec<String> = boosts
+        .chunks(250)
+        .map(|chunk| objects(chunk.to_vec()))
+        .collect();
+    stream::iter(lists)
+        .map(|list| async move { plane.apply(&list).await })
+        .buffer_unordered(2)
+        .try_for_each(|_| async { Ok(()) })
+        .await
+}
+
+fn boost(index: usize) -> Value {
+    json!({
+        "apiVersion": "autoscaling.x-k8s.io/v1alpha1",
+        "kind": "StartupCPUBoost",
+        "metadata": {"name": format!("boost-{index}"), "namespace": format!("team-{}", index % NAMESPACES)},
+        "selector": {"matchLabels": {"app": format!("app-{index}")}},
+        "spec": {
+            "resourcePolicy": {"containerPolicies": [
+                {"matchContainers": {"type": "RegexName", "value": "^app-.*$"}, "percentageIncrease": {"value": 100}},
+                {"matchContainers": {"type": "ExactName", "value": "proxy"}, "fixedResources": {"requests": "1", "limits": "2"}},
+            ]},
+            "durationPolicy": {"podCondition": {"type": "Ready", "status": "True"}},
+        },
+    })
+}
+
+/// Builds the binary as it is shipped: static.
+async fn release_binary() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = tokio::process::Command::new(cargo)
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--release",
+            "--bin",
+            "headstart",
+            "--target",
+            &target,
+        ])
+        .current_dir(&root)
+        .stdin(Stdio::null())
+        .status()
+        .await
+        .context("running cargo")?;
+    ensure!(status.success(), "the operator could not be built");
+    Ok(root.join("target").join(target).join("release/headstart"))
+}
