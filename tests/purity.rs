@@ -307,7 +307,7 @@ fn the_checker_passes_over_what_is_allowed() {
         "use std::time::Duration;",
         "// tokio::spawn would be wrong, and so would Utc::now()\n/// kube::Client\n/* std::fs */",
         r#"let text = "tokio::spawn and \" std::fs::read";"#,
-        r###"let text = r#"Utc::now() " std::net"#;"###,
+        r##"let text = r#"Utc::now() " std::net"#;"##,
         "let now = now; let time = record.time; a * tokio_like::b",
         "fn rule(&self, now: DateTime<Utc>) -> Decision { self.hyperbole() }",
         "use crate::api::Pod; use super::metrics_of;",

@@ -477,12 +477,12 @@ impl Listener {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (slow, arrived) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-        let (waits, arrives) = (Arc::clone(&slow), Arc::clone(&arrived));
+        let shared = (Arc::clone(&slow), Arc::clone(&arrived));
         let slow_path = warp::path!("slow").then(move || {
-            let (waits, arrives) = (Arc::clone(&waits), Arc::clone(&arrives));
+            let (slow, arrived) = shared.clone();
             async move {
-                arrives.add_permits(1);
-                waits.acquire().await.expect("it is not closed").forget();
+                arrived.add_permits(1);
+                slow.acquire().await.expect("it is not closed").forget();
                 "slow"
             }
         });

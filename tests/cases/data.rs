@@ -133,6 +133,10 @@ pub struct Admit {
     pub dry_run: bool,
     /// Whether the caches have not been read yet.
     pub unsynced: bool,
+    /// The namespace, by its real name; `ns` unless said.
+    pub namespace: Option<String>,
+    /// Whether an API server does not call the webhook for it. The answer is for a call all the same.
+    pub uncalled: bool,
 
     /// The right answer: the values, `untouched` or `unmarked`.
     pub answer: String,
@@ -329,6 +333,8 @@ pub struct Look {
     pub annotation: Option<String>,
     /// Values that somebody else sets by resize.
     pub somebody: Option<String>,
+    /// What else is in the body of that resize, and makes no difference.
+    pub dropped: Option<Value>,
     /// Any other change of the pod; null removes, lists of named things are merged by name.
     pub merge: Option<Value>,
     /// What becomes of `b`: `deleted`, `until 600s`, `selects app=other`; or of the type of all boosts: `definition

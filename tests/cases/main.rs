@@ -8,6 +8,7 @@
     reason = "nothing of a test binary can be reached from outside"
 )]
 
+mod cluster;
 #[expect(
     dead_code,
     reason = "some of the data is for layers that this build does not have"
@@ -16,6 +17,7 @@ mod data;
 mod notation;
 mod pure;
 mod report;
+mod scripted;
 mod world;
 
 use std::{path::Path, process::ExitCode};
@@ -28,7 +30,11 @@ use data::{Cases, Layer};
 type Trials = fn(&'static Cases) -> Vec<Trial>;
 
 /// The layers of this build.
-const LAYERS: &[(Layer, Trials)] = &[(Layer::Pure, pure::trials)];
+const LAYERS: &[(Layer, Trials)] = &[
+    (Layer::Pure, pure::trials),
+    (Layer::Scripted, scripted::trials),
+    (Layer::Cluster, cluster::trials),
+];
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();

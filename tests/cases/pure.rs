@@ -25,9 +25,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    data::{Admit, Apply, Case, Cases, Class, Id, Layer, Life, Percent, Upstream},
+    data::{Admit, Apply, Case, Cases, Class, Id, Layer, Life, Percent, Post, Upstream},
     notation::{self, Then, rfc3339, seconds, time},
     report,
+    scripted::{review, starts},
     world::{self, BOOSTED, Boost, World, record_text},
 };
 
@@ -56,17 +57,24 @@ fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
     }
     for admit in case.admit.iter() {
         let boosts = world::boosts(admit)?;
-        part(
-            "admit",
-            admit.about.as_ref(),
-            check_admit(cases, admit, &boosts),
-        )?;
+        let checked = if admit.unsynced {
+            check_unsynced(cases, admit, &boosts)
+        } else {
+            check_admit(cases, admit, &boosts)
+        };
+        part("admit", admit.about.as_ref(), checked)?;
+    }
+    for post in case.post.iter() {
+        part("post", post.about.as_ref(), check_post(cases, post))?;
     }
     for apply in case.apply.iter() {
         part("apply", apply.about.as_ref(), check_apply(cases, apply))?;
     }
     for life in case.end.iter() {
         part("end", life.about.as_ref(), check_life(cases, id, life))?;
+    }
+    for start in case.start.iter() {
+        part("start", None, starts::check_reading(start))?;
     }
     if let Some(upstream) = &case.upstream {
         part("upstream", None, check_upstream(cases, upstream))?;
@@ -209,6 +217,34 @@ fn check_admit(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result
     same_pod(&again, &world::answered(cases, admit, boosts, later)?).context("a second later")
 }
 
+/// Before the boosts have been read: what the whole answer says.
+fn check_unsynced(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result<()> {
+    let sent = world::sent(cases, admit)?;
+    let (admitter, _) = review::admitter(admit, None)?;
+    let answer = admitter.answer(review::of_pod(&sent, admit.dry_run).to_string().as_bytes())?;
+    review::check_answer(cases, admit, boosts, &sent, &answer)?;
+    let answer: Value = serde_json::from_slice(&answer)?;
+    let skipped = &answer["response"]["auditAnnotations"]["skipped"];
+    ensure!(*skipped == json!(admit.reason), "skipped for {skipped}");
+    Ok(())
+}
+
+/// The answer to a body, or why there is none.
+fn check_post(cases: &Cases, post: &Post) -> anyhow::Result<()> {
+    for body in review::bodies(cases, post)? {
+        let (admitter, _) = review::admitter(body.admit, Some(&body.boosts))?;
+        match (post.status, admitter.answer(&body.bytes), post.answer) {
+            (400, Err(reason), None) => ensure!(!reason.to_string().is_empty(), "no reason"),
+            (200, Ok(answer), Some(expected)) => {
+                review::check_post_answer(cases, &body, expected, &answer)?;
+            }
+            (_, Ok(answer), _) => bail!("answered: {}", String::from_utf8_lossy(&answer)),
+            (_, Err(reason), _) => bail!("not answered: {reason}"),
+        }
+    }
+    Ok(())
+}
+
 /// The answer to a review, and the pod that it makes. Every operation applies, and changes something.
 fn answer<'a>(
     sent: &Value,
@@ -233,7 +269,7 @@ fn answer<'a>(
     Ok((admission, patch, patched))
 }
 
-fn snapshot<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<Snapshot> {
+pub fn snapshot<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<Snapshot> {
     let mut policies = Vec::new();
     for boost in boosts {
         match (compile(boost)?, &boost.invalid) {
@@ -255,7 +291,7 @@ fn compile(boost: &Boost) -> anyhow::Result<Result<Policy, String>> {
     )
 }
 
-fn end_settings(flags: &BTreeMap<String, String>) -> anyhow::Result<EndSettings> {
+pub fn end_settings(flags: &BTreeMap<String, String>) -> anyhow::Result<EndSettings> {
     let mut settings = EndSettings::default();
     for (flag, value) in flags {
         match flag.as_str() {
@@ -268,7 +304,7 @@ fn end_settings(flags: &BTreeMap<String, String>) -> anyhow::Result<EndSettings>
 }
 
 /// Compares two pods; their records as JSON, which must be compact.
-fn same_pod(got: &Value, expected: &Value) -> anyhow::Result<()> {
+pub fn same_pod(got: &Value, expected: &Value) -> anyhow::Result<()> {
     let comparable = |pod: &Value| -> anyhow::Result<(Value, Option<Value>)> {
         let mut pod = pod.clone();
         let record = record_text(&pod).and_then(|text| serde_json::from_str::<Value>(text).ok());
@@ -409,6 +445,9 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
                     _ => world.finish(&wanted),
                 };
                 failure = answer_write(&mut world, answered, write)?;
+                if let (Some(failure), Some(name)) = (&failure, &look.failure) {
+                    ensure!(failure.as_str() == name, "it is read as {failure:?}");
+                }
             }
         }
         if !look.bodies.is_empty() {
@@ -443,6 +482,7 @@ fn answer_write(
             write(world);
             return Ok(Some(Failure::Transient("timed out".to_owned())));
         }
+        Some(cut @ ("hang" | "reset")) => return Ok(Some(Failure::Transient(cut.to_owned()))),
         Some(status) => {
             let (code, message) = status.split_once(' ').unwrap_or((status, ""));
             let failure = Failure::from_status(code.parse()?, message, None);
@@ -530,7 +570,7 @@ fn bodies_of(
 }
 
 /// Compares two bodies: containers in any order, records as JSON.
-fn same_body(got: &Value, expected: &Value) -> anyhow::Result<()> {
+pub fn same_body(got: &Value, expected: &Value) -> anyhow::Result<()> {
     let comparable = |body: &Value| {
         let mut body = body.clone();
         for list in ["containers", "initContainers"] {

@@ -85,13 +85,13 @@ pub struct Body<'a> {
 
 /// The bodies of a post: one for each pod of the case whose reviews they are.
 pub fn bodies<'a>(cases: &'a Cases, post: &Post) -> anyhow::Result<Vec<Body<'a>>> {
-    let b1 = Id {
-        group: 'B',
-        row: 1,
-    };
+    let b1 = Id { group: 'B', row: 1 };
     let admits = &cases.get(post.review_of.unwrap_or(b1))?.admit;
     ensure!(!admits.is_empty(), "that case creates no pod");
-    admits.iter().map(|admit| body(cases, post, admit)).collect()
+    admits
+        .iter()
+        .map(|admit| body(cases, post, admit))
+        .collect()
 }
 
 fn body<'a>(cases: &Cases, post: &Post, admit: &'a Admit) -> anyhow::Result<Body<'a>> {
@@ -112,7 +112,9 @@ fn body<'a>(cases: &Cases, post: &Post, admit: &'a Admit) -> anyhow::Result<Body
         (None, None, Some(depth)) => {
             let nested = format!("{}{}", "[".repeat(depth), "]".repeat(depth));
             let review = review.to_string();
-            review.replace(&json!(NESTED).to_string(), &nested).into_bytes()
+            review
+                .replace(&json!(NESTED).to_string(), &nested)
+                .into_bytes()
         }
         _ => bail!("which body is it?"),
     };

@@ -66,7 +66,9 @@ pub fn check_admit(cases: &Cases, admit: &Admit) -> anyhow::Result<()> {
         ensure!(after == before + 1, "{before} reviews became {after}");
     }
     if let Some(reason) = admit.reason.as_ref().filter(|reason| *reason != "none") {
-        let line = format!(r#"headstart_admission_reviews_total{{outcome="skipped",reason="{reason}"}} 1"#);
+        let line = format!(
+            r#"headstart_admission_reviews_total{{outcome="skipped",reason="{reason}"}} 1"#
+        );
         ensure!(
             after.lines().any(|counted| counted == line),
             "{line} is not in\n{after}"
@@ -174,7 +176,9 @@ async fn post(
     let pieces = (0..length).step_by(PIECE).map(move |at| {
         let end = length.min(at + PIECE);
         count.fetch_add(end - at, Relaxed);
-        let mut piece = start.slice(at.min(start.len())..end.min(start.len())).to_vec();
+        let mut piece = start
+            .slice(at.min(start.len())..end.min(start.len()))
+            .to_vec();
         piece.resize(end - at, b' ');
         Ok::<_, Infallible>(Frame::data(Bytes::from(piece)))
     });

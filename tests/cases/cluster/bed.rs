@@ -1,0 +1,403 @@
+//! The clusters that the cases share, and what they ask of the API server.
+
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{
+        LazyLock, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, ensure};
+use http::{Method, Request};
+use kube::{
+    Client, Config,
+    client::Body,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::{Value, json};
+use testbed::{Behaviour, Cluster, cluster::SYSTEM_NAMESPACE, eventually};
+use tokio::{
+    runtime::Runtime,
+    sync::{OnceCell, RwLock, Semaphore},
+    time::timeout,
+};
+
+use super::audit::AuditLog;
+use crate::{
+    notation,
+    world::{Boost, KEY},
+};
+
+/// How long anything may take that needs no time by itself. Two cores are shared.
+pub const SOON: Duration = Duration::from_secs(30);
+/// Cases that run at the same time, however many threads the tests have.
+const AT_ONCE: usize = 6;
+/// Where boosts are made to see that those before them are known.
+const MARKERS: &str = "c-markers";
+/// Where pods live whose end shows that the leader has got to what was before them.
+const CANARIES: &str = "c-canaries";
+
+pub const MERGE: &str = "application/merge-patch+json";
+pub const STRATEGIC: &str = "application/strategic-merge-patch+json";
+const JSON: &str = "application/json";
+
+/// Everything asynchronous runs here: the clusters outlive each test.
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime needs nothing that can be missing")
+});
+static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+/// By flags. They end with the process.
+static BEDS: Mutex<BTreeMap<Vec<String>, &OnceCell<Result<Bed, String>>>> =
+    Mutex::new(BTreeMap::new());
+
+/// Runs a test to its end.
+pub fn run<T>(test: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    RUNTIME.block_on(async {
+        let _turn = TURNS.acquire().await.context("tests have their turns")?;
+        test.await
+    })
+}
+
+/// One cluster.
+pub struct Bed {
+    /// The control plane, the replicas and the stand-in for scheduler and kubelet.
+    pub cluster: Cluster,
+    /// What the API server has noted of requests about pods.
+    pub audit: AuditLog,
+    /// May do everything.
+    client: Client,
+    /// To each replica, past the API server.
+    replicas: Vec<Client>,
+    /// Held for reading while a pod is created, and for writing by whoever counts reviews.
+    pub admissions: RwLock<()>,
+    numbers: AtomicU32,
+}
+
+/// What the API server said.
+#[derive(Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub code: u16,
+    /// Under which id it noted the request.
+    pub audit_id: String,
+    /// An object, or a `Status`.
+    pub body: Value,
+}
+
+impl Answer {
+    /// The object; a refusal is an error.
+    pub fn accepted(self) -> anyhow::Result<Value> {
+        ensure!(
+            self.code < 300,
+            "answered with {}: {}",
+            self.code,
+            self.body["message"]
+        );
+        Ok(self.body)
+    }
+}
+
+impl Bed {
+    /// The cluster whose replicas have these flags; the first to ask starts it.
+    pub async fn with(flags: &[String]) -> anyhow::Result<&'static Self> {
+        let cell = *BEDS
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(flags.to_owned())
+            .or_insert_with(|| Box::leak(Box::default()));
+        let start = || async { Self::start(flags).await.map_err(|error| format!("{error:#}")) };
+        cell.get_or_init(start)
+            .await
+            .as_ref()
+            .map_err(|error| anyhow!("the cluster did not start: {error}"))
+    }
+
+    async fn start(flags: &[String]) -> anyhow::Result<Self> {
+        let behaviour = Behaviour {
+            ready_after: None,
+            ..Behaviour::default()
+        };
+        let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
+        let mut cluster = Cluster::start(binary, 0, behaviour).await?;
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        for _ in 0..2 {
+            cluster.add_replica(&flags).await?;
+        }
+        for replica in &cluster.replicas {
+            replica.wait_ready(SOON).await?;
+        }
+        let mut bed = Self {
+            client: cluster.plane.admin(),
+            audit: AuditLog::of(&cluster.plane),
+            replicas: Vec::new(),
+            admissions: RwLock::default(),
+            numbers: AtomicU32::default(),
+            cluster,
+        };
+        let ca = eventually("the CA is published", SOON, || bed.published_ca()).await?;
+        for replica in &bed.cluster.replicas {
+            let address = format!("https://{}", replica.backend().address);
+            bed.replicas.push(client(&address, &ca).await?);
+        }
+        bed.namespace(MARKERS).await?;
+        bed.namespace(CANARIES).await?;
+        let mut boost = notation::boost("canary", CANARIES, "+100", "Ready")?;
+        boost["selector"] = json!({"matchLabels": {"canary": "yes"}});
+        bed.post(&boosts(CANARIES), &boost).await?.accepted()?;
+        bed.boosts_are_seen().await?;
+        eventually("the API server asks the replicas", SOON, || async {
+            let path = format!("{}?dryRun=All", pods(CANARIES));
+            let created = bed.post(&path, &canary("probe")).await?.accepted()?;
+            ensure!(created["metadata"]["labels"][KEY] == "canary", "not boosted");
+            Ok(())
+        })
+        .await?;
+        Ok(bed)
+    }
+
+    async fn published_ca(&self) -> anyhow::Result<String> {
+        let path =
+            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/headstart";
+        let configuration = self.get(path).await?.accepted()?;
+        let ca = configuration["webhooks"][0]["clientConfig"].get("caBundle");
+        let ca = ca.and_then(Value::as_str).filter(|ca| !ca.is_empty());
+        Ok(ca.context("there is none")?.to_owned())
+    }
+
+    /// Makes a namespace, if it is not there.
+    pub async fn namespace(&self, name: &str) -> anyhow::Result<()> {
+        let namespace =
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let answer = self.post("/api/v1/namespaces", &namespace).await?;
+        if answer.code == 409 {
+            return Ok(());
+        }
+        answer.accepted().map(drop)
+    }
+
+    /// Makes boosts: those of `ns` in this namespace, those of another in another. They may not be known yet.
+    pub async fn make_boosts(&self, place: &str, made: &[Boost]) -> anyhow::Result<()> {
+        for boost in made {
+            ensure!(
+                boost.invalid.is_none(),
+                "an API server with our definition does not take {}",
+                boost.name
+            );
+            let mut object = boost.object.clone();
+            let namespace = if boost.namespace == "ns" {
+                place.to_owned()
+            } else {
+                let other = format!("{place}-{}", boost.namespace);
+                self.namespace(&other).await?;
+                other
+            };
+            object["metadata"]["namespace"] = json!(namespace);
+            let path = format!("{}?fieldValidation=Strict", boosts(&namespace));
+            self.post(&path, &object)
+                .await?
+                .accepted()
+                .with_context(|| format!("the boost {}", boost.name))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every replica knows all boosts as they are now.
+    ///
+    /// A boost more is made, which a replica can't know without all that was before it: they come in one watch, in
+    /// order.
+    pub async fn boosts_are_seen(&self) -> anyhow::Result<()> {
+        let name = format!("m-{}", self.number());
+        let selected = json!({"marker": name});
+        let mut boost = notation::boost(&name, MARKERS, "+100", "Ready")?;
+        boost["selector"] = json!({"matchLabels": selected});
+        self.post(&boosts(MARKERS), &boost).await?.accepted()?;
+        let mut pod = notation::pod("app 100m/-")?;
+        pod["metadata"] = json!({"name": "p", "namespace": MARKERS, "labels": selected});
+        let review = json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": {
+                "uid": name,
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "namespace": MARKERS,
+                "operation": "CREATE",
+                "dryRun": true,
+                "object": pod,
+            },
+        });
+        for replica in &self.replicas {
+            eventually("a replica knows a new boost", SOON, || async {
+                let sent = send(replica, Method::POST, "/mutate-v1-pod", Some((JSON, &review)));
+                let answer = sent.await?.accepted()?;
+                ensure!(
+                    answer["response"].get("patch").is_some(),
+                    "it answers {answer}"
+                );
+                Ok(())
+            })
+            .await?;
+        }
+        let path = format!("{}/{name}", boosts(MARKERS));
+        self.delete(&path).await?.accepted().map(drop)
+    }
+
+    /// Waits until the leader has got to all that has happened so far: a pod becomes Ready, and its boost ends.
+    pub async fn leader_has_seen(&self) -> anyhow::Result<()> {
+        let name = format!("canary-{}", self.number());
+        let path = format!("{}/{name}", pods(CANARIES));
+        self.create(CANARIES, "", &canary(&name)).await?.accepted()?;
+        self.running(CANARIES, &name).await?;
+        self.cluster.node.set_ready(CANARIES, &name, true).await?;
+        eventually("a canary's boost ends", SOON, || async {
+            let pod = self.get(&path).await?.accepted()?;
+            ensure!(pod["metadata"]["labels"].get(KEY).is_none(), "it goes on");
+            Ok(())
+        })
+        .await?;
+        self.remove(CANARIES, &name).await
+    }
+
+    /// Waits until a pod runs, and the kubelet has seen its last change.
+    pub async fn running(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
+        let path = format!("{}/{name}", pods(namespace));
+        eventually("the pod runs", SOON, || async {
+            let pod = self.get(&path).await?.accepted()?;
+            let (generation, status) = (&pod["metadata"]["generation"], &pod["status"]);
+            ensure!(
+                status["phase"] == "Running" && status["observedGeneration"] == *generation,
+                "its status is {status}"
+            );
+            Ok(pod)
+        })
+        .await
+    }
+
+    /// Creates a pod; `query` as in `?dryRun=All`.
+    pub async fn create(&self, namespace: &str, query: &str, pod: &Value) -> anyhow::Result<Answer> {
+        let _others_may_too = self.admissions.read().await;
+        self.post(&format!("{}{query}", pods(namespace)), pod).await
+    }
+
+    /// Removes a pod at once.
+    pub async fn remove(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
+        let path = format!("{}/{name}?gracePeriodSeconds=0", pods(namespace));
+        self.delete(&path).await?.accepted().map(drop)
+    }
+
+    /// The admission reviews that all replicas have counted.
+    pub async fn reviews(&self) -> anyhow::Result<u64> {
+        let mut sum = 0;
+        for replica in &self.cluster.replicas {
+            let text = replica.metrics().await?;
+            let series = text
+                .lines()
+                .filter(|line| line.starts_with("headstart_admission_reviews_total{"));
+            for line in series {
+                let (_, count) = line.rsplit_once(' ').context("a series has a value")?;
+                sum += count.parse::<u64>()?;
+            }
+        }
+        Ok(sum)
+    }
+
+    pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+        send(&self.client, Method::GET, path, None).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
+        send(&self.client, Method::POST, path, Some((JSON, body))).await
+    }
+
+    pub async fn put(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
+        send(&self.client, Method::PUT, path, Some((JSON, body))).await
+    }
+
+    pub async fn patch(&self, path: &str, kind: &str, body: &Value) -> anyhow::Result<Answer> {
+        send(&self.client, Method::PATCH, path, Some((kind, body))).await
+    }
+
+    pub async fn delete(&self, path: &str) -> anyhow::Result<Answer> {
+        send(&self.client, Method::DELETE, path, None).await
+    }
+
+    fn number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Path of a namespace's pods.
+pub fn pods(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods")
+}
+
+/// Path of a namespace's boosts.
+pub fn boosts(namespace: &str) -> String {
+    format!("/apis/autoscaling.x-k8s.io/v1alpha1/namespaces/{namespace}/startupcpuboosts")
+}
+
+/// Who the operator is to the API server.
+pub fn operator() -> String {
+    format!("system:serviceaccount:{SYSTEM_NAMESPACE}:headstart")
+}
+
+fn canary(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"canary": "yes"}},
+        "spec": {"containers": [{"name": "app", "image": "x", "resources": {"requests": {"cpu": "10m"}}}]},
+    })
+}
+
+async fn send(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<(&str, &Value)>,
+) -> anyhow::Result<Answer> {
+    let what = format!("{method} {path}");
+    let mut request = Request::builder().method(method).uri(path);
+    let mut bytes = Vec::new();
+    if let Some((kind, body)) = body {
+        request = request.header("content-type", kind);
+        bytes = serde_json::to_vec(body)?;
+    }
+    let exchange = async {
+        let answer = client.send(request.body(Body::from(bytes))?).await?;
+        let (head, body) = answer.into_parts();
+        anyhow::Ok((head, body.collect_bytes().await?))
+    };
+    let (head, body) = timeout(SOON, exchange)
+        .await
+        .with_context(|| what.clone())?
+        .with_context(|| what.clone())?;
+    let audit_id = head.headers.get("audit-id").and_then(|id| id.to_str().ok());
+    Ok(Answer {
+        code: head.status.as_u16(),
+        audit_id: audit_id.unwrap_or_default().to_owned(),
+        body: serde_json::from_slice(&body)
+            .with_context(|| format!("{what} is answered with {}", String::from_utf8_lossy(&body)))?,
+    })
+}
+
+/// A client without an identity, for a server with a certificate of this CA.
+async fn client(server: &str, ca: &str) -> anyhow::Result<Client> {
+    let kubeconfig: Kubeconfig = serde_json::from_value(json!({
+        "clusters": [{"name": "x", "cluster": {"server": server, "certificate-authority-data": ca}}],
+        "users": [{"name": "x", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "current-context": "x",
+    }))?;
+    let options = KubeConfigOptions::default();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    config.default_retry = false;
+    config.proxy_url = None;
+    Ok(Client::try_from(config)?)
+}

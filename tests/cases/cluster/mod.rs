@@ -1,0 +1,104 @@
+//! The layer of a real API server: the binary itself, two replicas of it, with the account, the rights and the policies
+//! of the manifests; scheduler and kubelet are stand-ins.
+//!
+//! Each part of a case has a namespace of its own, which stands for the data's `ns`, so that cases run side by side on
+//! one cluster for each set of flags. The data's times are a story's: only their order counts here, and a look whose
+//! answer is that nothing is written is over when something that began after it has ended. What has been written, and
+//! what admission was asked and answered, is read from the API server's audit log.
+
+mod admit;
+mod apply;
+mod audit;
+mod bed;
+mod compare;
+mod interloper;
+mod life;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+
+use crate::{
+    data::{Case, Cases, Id, Layer},
+    report, world,
+};
+
+use bed::Bed;
+
+/// One test for each case.
+pub fn trials(cases: &'static Cases) -> Vec<Trial> {
+    cases
+        .iter()
+        .filter(|(_, case)| case.runs_in(Layer::Cluster))
+        .map(|(id, case)| {
+            report::trial(Layer::Cluster, id, move || bed::run(run(cases, id, case)))
+        })
+        .collect()
+}
+
+/// Executes all parts of a case that a real API server can tell about.
+async fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
+    let mut parts = 0;
+    let mut place = || {
+        parts += 1;
+        match parts {
+            1 => format!("c-{}", id.to_string().to_lowercase()),
+            part => format!("c-{}-{part}", id.to_string().to_lowercase()),
+        }
+    };
+    let about = |what: &str, about: Option<&String>| {
+        about.map_or(what.to_owned(), |about| format!("{what} ({about})"))
+    };
+    for admit in case.admit.iter() {
+        let bed = Bed::with(&flags(admit.remove_limits, &admit.flags)).await?;
+        let done = async {
+            let boosts = world::boosts(admit)?;
+            admit::check(bed, cases, &place(), admit, &boosts).await
+        };
+        bed.blame(done.await, || about("admit", admit.about.as_ref()))?;
+    }
+    for apply in case.apply.iter() {
+        let bed = Bed::with(&[]).await?;
+        let done = apply::check(bed, cases, &place(), apply).await;
+        bed.blame(done, || about("apply", apply.about.as_ref()))?;
+    }
+    for life in case.end.iter() {
+        let admit = world::admitted(cases, id, life)?;
+        let bed = Bed::with(&flags(admit.remove_limits, &admit.flags)).await?;
+        let done = life::check(bed, cases, id, &place(), life).await;
+        bed.blame(done, || about("end", life.about.as_ref()))?;
+    }
+    ensure!(parts > 0, "nothing of this case is about an API server");
+    Ok(())
+}
+
+/// What the operator is started with.
+fn flags(remove_limits: Option<bool>, flags: &BTreeMap<String, String>) -> Vec<String> {
+    let remove_limits = remove_limits
+        .unwrap_or(false)
+        .then(|| "--remove-limits=true".to_owned());
+    let flags = flags
+        .iter()
+        .map(|(flag, value)| format!("--{flag}={value}"));
+    remove_limits.into_iter().chain(flags).collect()
+}
+
+impl Bed {
+    /// Says what failed, and where a replica has ended, that.
+    fn blame(
+        &self,
+        result: anyhow::Result<()>,
+        what: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        let result = result.with_context(what);
+        if result.is_err() {
+            for replica in &self.cluster.replicas {
+                if let Err(ended) = replica.process().check() {
+                    return result.context(format!("{ended:#}"));
+                }
+            }
+        }
+        result
+    }
+}
