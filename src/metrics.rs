@@ -1,6 +1,7 @@
 //! What can be measured from outside. Labels are closed lists and namespaces, never pod names.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
@@ -39,16 +40,16 @@ pub struct Metrics {
     /// Whether this replica leads.
     pub leader: Gauge,
     /// Boost objects by namespace, on the leader only (upstream's name).
-    pub boosts: Family<NamespaceLabel, Gauge>,
+    boosts: Family<NamespaceLabel, Gauge>,
+    /// The namespaces that have a series in `boosts`.
+    counted: Mutex<BTreeSet<String>>,
     /// When the served certificate ends, in Unix seconds.
     pub certificate_not_after: Gauge<f64, AtomicU64>,
 }
 
-/// A namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct NamespaceLabel {
-    /// Its name.
-    pub namespace: String,
+struct NamespaceLabel {
+    namespace: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -108,6 +109,7 @@ impl Default for Metrics {
             revert,
             leader,
             boosts,
+            counted: Mutex::default(),
             certificate_not_after,
         }
     }
@@ -123,11 +125,35 @@ impl Metrics {
         text
     }
 
+    /// Counts boost objects, one for each namespace that is named.
+    pub fn count_boosts<'a>(&self, namespaces: impl Iterator<Item = &'a String>) {
+        let mut counts = BTreeMap::<&String, i64>::new();
+        for namespace in namespaces {
+            *counts.entry(namespace).or_default() += 1;
+        }
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        for gone in counted
+            .iter()
+            .filter(|namespace| !counts.contains_key(namespace))
+        {
+            self.boosts.remove(&NamespaceLabel {
+                namespace: gone.clone(),
+            });
+        }
+        for (namespace, count) in &counts {
+            let label = NamespaceLabel {
+                namespace: (*namespace).clone(),
+            };
+            self.boosts.get_or_create(&label).set(*count);
+        }
+        *counted = counts.into_keys().cloned().collect();
+    }
+
     /// Marks the begin and the end of a term. Series of the leader end with it.
     pub fn leads(self: &Arc<Self>, leads: bool) {
         self.leader.set(i64::from(leads));
         if !leads {
-            self.boosts.clear();
+            self.count_boosts(std::iter::empty());
         }
     }
 }

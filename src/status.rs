@@ -15,7 +15,7 @@ use crate::{
     api::{BoostStatus, Condition, StartupCPUBoost},
     boosts::{Boosts, Stored},
     clock::Clock,
-    metrics::{Metrics, NamespaceLabel},
+    metrics::Metrics,
     watch::Chain,
 };
 
@@ -43,9 +43,10 @@ impl Reporter {
         let mut changes = self.boosts.changes();
         let work = async {
             loop {
-                self.report().await;
+                changes.mark_unchanged();
+                let all_written = self.report().await;
                 sleep(PAUSE).await;
-                if changes.changed().await.is_err() {
+                if all_written && changes.changed().await.is_err() {
                     return;
                 }
             }
@@ -56,35 +57,38 @@ impl Reporter {
         }
     }
 
-    async fn report(&self) {
-        self.metrics.boosts.clear();
-        for ((namespace, name), stored) in self.boosts.all() {
-            self.metrics
-                .boosts
-                .get_or_create(&NamespaceLabel {
-                    namespace: namespace.clone(),
-                })
-                .inc();
+    /// Writes the statuses that are not as they should be. Says whether all could be written.
+    async fn report(&self) -> bool {
+        let boosts = self.boosts.all();
+        self.metrics
+            .count_boosts(boosts.keys().map(|(namespace, _)| namespace));
+        let mut all_written = true;
+        for ((namespace, name), stored) in boosts {
             let status = self.status(&stored);
-            if status == stored.status {
-                continue;
-            }
-            let api = Api::<StartupCPUBoost>::namespaced(self.client.clone(), &namespace);
-            let params = PatchParams {
-                field_manager: Some("headstart".to_owned()),
-                ..PatchParams::default()
-            };
-            let body = Patch::Merge(json!({"status": status}));
-            match timeout(DEADLINE, api.patch_status(&name, &params, &body)).await {
-                Ok(Ok(_)) => {}
-                Ok(Err(kube::Error::Api(status))) if status.code == 404 => {}
-                // The next change, or the next term, tries again.
-                Ok(Err(error)) => {
-                    tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written");
-                }
-                Err(_) => tracing::warn!(namespace, name, "a status was not written: no answer"),
+            if status != stored.status {
+                all_written &= self.write(&namespace, &name, &status).await;
             }
         }
+        all_written
+    }
+
+    async fn write(&self, namespace: &str, name: &str, status: &BoostStatus) -> bool {
+        let api = Api::<StartupCPUBoost>::namespaced(self.client.clone(), namespace);
+        let params = PatchParams {
+            field_manager: Some("headstart".to_owned()),
+            ..PatchParams::default()
+        };
+        let body = Patch::Merge(json!({"status": status}));
+        match timeout(DEADLINE, api.patch_status(name, &params, &body)).await {
+            Ok(Ok(_)) => return true,
+            // It was deleted meanwhile.
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => return true,
+            Ok(Err(error)) => {
+                tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written")
+            }
+            Err(_) => tracing::warn!(namespace, name, "a status was not written: no answer"),
+        }
+        false
     }
 
     /// The status that a boost should have; what others wrote into it stays.

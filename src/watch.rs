@@ -31,7 +31,9 @@ pub enum Told<K> {
 /// Everything of a type, with the timeouts that all our watches have.
 #[must_use]
 pub fn config() -> watcher::Config {
-    watcher::Config::default().timeout(CALL_SECONDS).page_size(PAGE)
+    watcher::Config::default()
+        .timeout(CALL_SECONDS)
+        .page_size(PAGE)
 }
 
 /// Only the object of this name.

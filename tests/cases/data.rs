@@ -407,6 +407,10 @@ pub struct Start {
     pub runs_with: BTreeMap<String, String>,
     /// It does not start, and says all of this.
     pub refused: Vec<String>,
+    /// The version of the API server that it finds; there is none unless said.
+    pub api_server: Option<String>,
+    /// It starts, and says all of this in one line.
+    pub says: Vec<String>,
 }
 
 /// One of them, or a list.

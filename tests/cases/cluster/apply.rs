@@ -92,7 +92,11 @@ async fn has_status(bed: &Bed, path: &str, expected: &Value) -> anyhow::Result<(
     eventually("the boost has its status", SOON, || async {
         let object = bed.get(path).await?.accepted()?;
         let mut expected = expected.clone();
-        replace(&mut expected, "GENERATION", &object["metadata"]["generation"]);
+        replace(
+            &mut expected,
+            "GENERATION",
+            &object["metadata"]["generation"],
+        );
         let status = &object["status"];
         ensure!(
             contains(status, &expected),
@@ -106,7 +110,9 @@ async fn has_status(bed: &Bed, path: &str, expected: &Value) -> anyhow::Result<(
 fn replace(value: &mut Value, word: &str, by: &Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(|entry| replace(entry, word, by)),
-        Value::Object(fields) => fields.values_mut().for_each(|entry| replace(entry, word, by)),
+        Value::Object(fields) => fields
+            .values_mut()
+            .for_each(|entry| replace(entry, word, by)),
         value if *value == word => *value = by.clone(),
         _ => {}
     }

@@ -1,6 +1,7 @@
 //! The API server's audit log, as far as it is about pods.
 
 use std::{
+    fmt,
     fs::File,
     io::{Read, Seek, SeekFrom},
     path::PathBuf,
@@ -40,14 +41,23 @@ pub struct Review {
 }
 
 /// A write of the operator's to a pod.
-#[derive(Debug)]
 pub struct Write {
+    /// When the API server got it.
+    pub received: String,
     /// Whether it was a resize.
     pub is_resize: bool,
     /// Its body.
     pub body: Value,
     /// How it was answered.
     pub code: u64,
+}
+
+impl fmt::Debug for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.is_resize { "resize" } else { "patch" };
+        let (received, code, body) = (&self.received, self.code, &self.body);
+        write!(f, "{received} {what} answered with {code}: {body}")
+    }
 }
 
 impl AuditLog {
@@ -104,13 +114,15 @@ impl AuditLog {
     /// The operator's writes to a pod of that name, in order, refused ones and those in vain included.
     pub fn writes(&self, namespace: &str, pod: &str) -> anyhow::Result<Vec<Write>> {
         let operator = operator();
-        let events = self.events(|event| {
+        let mut events = self.events(|event| {
             let (of, verb) = (&event["objectRef"], &event["verb"]);
             event["user"]["username"] == *operator
                 && of["namespace"] == namespace
                 && of["name"] == pod
                 && !["get", "list", "watch"].iter().any(|read| verb == read)
         })?;
+        // Noted when answered, and not quite in order.
+        events.sort_by_key(|event| event["requestReceivedTimestamp"].to_string());
         let write = |event: Value| {
             let subresource = event["objectRef"].get("subresource");
             anyhow::ensure!(
@@ -118,6 +130,7 @@ impl AuditLog {
                 "the operator wrote something else: {event}"
             );
             Ok(Write {
+                received: event["requestReceivedTimestamp"].to_string(),
                 is_resize: subresource.is_some(),
                 body: event["requestObject"].clone(),
                 code: event["responseStatus"]["code"].as_u64().unwrap_or_default(),

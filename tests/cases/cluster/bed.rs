@@ -112,7 +112,11 @@ impl Bed {
             .unwrap_or_else(PoisonError::into_inner)
             .entry(flags.to_owned())
             .or_insert_with(|| Box::leak(Box::default()));
-        let start = || async { Self::start(flags).await.map_err(|error| format!("{error:#}")) };
+        let start = || async {
+            Self::start(flags)
+                .await
+                .map_err(|error| format!("{error:#}"))
+        };
         cell.get_or_init(start)
             .await
             .as_ref()
@@ -155,7 +159,10 @@ impl Bed {
         eventually("the API server asks the replicas", SOON, || async {
             let path = format!("{}?dryRun=All", pods(CANARIES));
             let created = bed.post(&path, &canary("probe")).await?.accepted()?;
-            ensure!(created["metadata"]["labels"][KEY] == "canary", "not boosted");
+            ensure!(
+                created["metadata"]["labels"][KEY] == "canary",
+                "not boosted"
+            );
             Ok(())
         })
         .await?;
@@ -163,8 +170,7 @@ impl Bed {
     }
 
     async fn published_ca(&self) -> anyhow::Result<String> {
-        let path =
-            "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/headstart";
+        let path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/headstart";
         let configuration = self.get(path).await?.accepted()?;
         let ca = configuration["webhooks"][0]["clientConfig"].get("caBundle");
         let ca = ca.and_then(Value::as_str).filter(|ca| !ca.is_empty());
@@ -234,7 +240,12 @@ impl Bed {
         });
         for replica in &self.replicas {
             eventually("a replica knows a new boost", SOON, || async {
-                let sent = send(replica, Method::POST, "/mutate-v1-pod", Some((JSON, &review)));
+                let sent = send(
+                    replica,
+                    Method::POST,
+                    "/mutate-v1-pod",
+                    Some((JSON, &review)),
+                );
                 let answer = sent.await?.accepted()?;
                 ensure!(
                     answer["response"].get("patch").is_some(),
@@ -252,7 +263,9 @@ impl Bed {
     pub async fn leader_has_seen(&self) -> anyhow::Result<()> {
         let name = format!("canary-{}", self.number());
         let path = format!("{}/{name}", pods(CANARIES));
-        self.create(CANARIES, "", &canary(&name)).await?.accepted()?;
+        self.create(CANARIES, "", &canary(&name))
+            .await?
+            .accepted()?;
         self.running(CANARIES, &name).await?;
         self.cluster.node.set_ready(CANARIES, &name, true).await?;
         eventually("a canary's boost ends", SOON, || async {
@@ -280,7 +293,12 @@ impl Bed {
     }
 
     /// Creates a pod; `query` as in `?dryRun=All`.
-    pub async fn create(&self, namespace: &str, query: &str, pod: &Value) -> anyhow::Result<Answer> {
+    pub async fn create(
+        &self,
+        namespace: &str,
+        query: &str,
+        pod: &Value,
+    ) -> anyhow::Result<Answer> {
         let _others_may_too = self.admissions.read().await;
         self.post(&format!("{}{query}", pods(namespace)), pod).await
     }
@@ -382,8 +400,9 @@ async fn send(
     Ok(Answer {
         code: head.status.as_u16(),
         audit_id: audit_id.unwrap_or_default().to_owned(),
-        body: serde_json::from_slice(&body)
-            .with_context(|| format!("{what} is answered with {}", String::from_utf8_lossy(&body)))?,
+        body: serde_json::from_slice(&body).with_context(|| {
+            format!("{what} is answered with {}", String::from_utf8_lossy(&body))
+        })?,
     })
 }
 

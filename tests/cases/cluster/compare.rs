@@ -11,7 +11,10 @@ pub type Window = (DateTime<Utc>, DateTime<Utc>);
 
 /// Since then until now, give or take the second that timestamps are rounded to.
 pub fn since(began: DateTime<Utc>) -> Window {
-    (began - TimeDelta::seconds(1), Utc::now() + TimeDelta::seconds(1))
+    (
+        began - TimeDelta::seconds(1),
+        Utc::now() + TimeDelta::seconds(1),
+    )
 }
 
 /// Compares CPU values, labels and annotations; all else in a pod is none of ours.
@@ -43,7 +46,9 @@ pub fn same_pod(got: &Value, expected: &Value, times: &[(&str, Window)]) -> anyh
 }
 
 fn same_cpu(got: &Value, expected: &Value) -> anyhow::Result<()> {
-    let name = expected["name"].as_str().context("a container has a name")?;
+    let name = expected["name"]
+        .as_str()
+        .context("a container has a name")?;
     let got = world::find(got, name)?;
     for kind in ["requests", "limits"] {
         let (got, expected) = (world::cpu(got, kind), world::cpu(expected, kind));

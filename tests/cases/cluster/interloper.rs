@@ -197,8 +197,8 @@ fn configuration(place: &str, url: &str, ca: &str) -> Value {
 
 /// With the API server's own certificate, which is for this address.
 fn tls(pki: &Path) -> anyhow::Result<ServerConfig> {
-    let chain = CertificateDer::pem_file_iter(pki.join("apiserver.crt"))?
-        .collect::<Result<Vec<_>, _>>()?;
+    let chain =
+        CertificateDer::pem_file_iter(pki.join("apiserver.crt"))?.collect::<Result<Vec<_>, _>>()?;
     let key = PrivateKeyDer::from_pem_file(pki.join("apiserver.key"))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     ServerConfig::builder_with_provider(provider)

@@ -65,6 +65,8 @@ struct Real<'a> {
     version: Value,
     /// Whether the changes of the next look have been made.
     made: bool,
+    /// How the last write that did not succeed is answered.
+    answered: String,
     began: DateTime<Utc>,
 }
 
@@ -91,10 +93,15 @@ impl<'a> Real<'a> {
             compared: 0,
             version: Value::Null,
             made: false,
+            answered: String::new(),
             began: Utc::now(),
         };
         bed.namespace(place).await?;
         let boosts = world::boosts(&real.admit)?;
+        let until = real.admit.until.as_deref().unwrap_or_default();
+        if until.contains("container Started") {
+            add_startup_probes(&mut real.sent);
+        }
         if let Some(annotation) = &life.annotation {
             // Admission believes no record that it can't check: the marks come later, from somebody who may.
             bed.create(place, "", &real.sent).await?.accepted()?;
@@ -157,12 +164,13 @@ impl<'a> Real<'a> {
         let record = record_text(&pod).context("the pod has no record")?;
         let annotations = json!({KEY: record});
         let expected = record_text(&self.model.pod).context("the model has no record")?;
-        same_record(record, expected, &[("timestamp", since(self.began))])
-            .or_else(|error| match self.life.annotation {
+        same_record(record, expected, &[("timestamp", since(self.began))]).or_else(|error| {
+            match self.life.annotation {
                 // Upstream's timestamps are as old as the data says.
                 Some(_) => same_record(record, expected, &[]),
                 None => Err(error),
-            })?;
+            }
+        })?;
         merge(
             &mut self.model.pod,
             &json!({"metadata": {"annotations": annotations}}),
@@ -179,6 +187,7 @@ impl<'a> Real<'a> {
         let interloper = match &look.answered {
             None => None,
             Some(answered) => {
+                self.answered = answered.to_owned();
                 let meanwhile = self.meanwhile(answered, next)?;
                 Some(Interloper::start(self.bed, self.place, meanwhile).await?)
             }
@@ -196,9 +205,11 @@ impl<'a> Real<'a> {
                 self.is_forgotten(look).await?;
                 continue;
             }
-            self.comes(&alternatives, answered, began)
-                .await
-                .with_context(|| format!("expected: {text}"))?;
+            let came = self.comes(&alternatives, answered, began).await;
+            came.with_context(|| match self.writes() {
+                Ok(writes) => format!("expected: {text}; all writes: {writes:#?}"),
+                Err(error) => format!("expected: {text}; {error:#}"),
+            })?;
         }
         if let Some(interloper) = interloper {
             interloper.end().await?;
@@ -232,7 +243,7 @@ impl<'a> Real<'a> {
         let then = alternatives
             .iter()
             .find(fits)
-            .with_context(|| format!("the operator wrote {write:?}"))?;
+            .context("the operator wrote something else")?;
         let wanted = match then {
             Then::Resize(containers) => self.model.resize_body(containers),
             Then::Finish(by) => {
@@ -246,7 +257,12 @@ impl<'a> Real<'a> {
             _ => self.model.drop_claim_body(),
         };
         self.same_body(&write.body, &wanted, began)?;
-        let code = answered.map_or(Ok(200), |answered| status_of(answered).parse())?;
+        let code = match answered {
+            None => 200,
+            // It compares the version first, and does not get to the uid.
+            Some(answered) if is_made_anew(answered) => 409,
+            Some(answered) => status_of(answered).parse()?,
+        };
         ensure!(
             write.code == code,
             "it was answered with {}, expected {code}",
@@ -329,6 +345,7 @@ impl<'a> Real<'a> {
         self.model = World::begin(self.cases, self.id, self.life)?;
         self.meet().await?;
         ensure!(self.uid != old, "the pod was not made anew");
+        self.is_immutable(&old).await?;
         same_pod(&self.pod().await?, &self.model.pod, &[])?;
         self.bed.running(self.place, "p").await?;
         let first = self.life.looks.first().context("there is a first look")?;
@@ -343,9 +360,25 @@ impl<'a> Real<'a> {
         Box::pin(self.look(&own, None)).await
     }
 
+    /// A write for the old pod that names no version is answered as the case says.
+    async fn is_immutable(&self, old: &str) -> anyhow::Result<()> {
+        let path = format!("{}/resize?dryRun=All", self.path);
+        let body = json!({"metadata": {"uid": old}});
+        let refused = self.bed.patch(&path, STRATEGIC, &body).await?;
+        let got = format!("{} {}", refused.code, refused.body["message"]);
+        let (code, text) = self.answered.split_once(' ').context("code and text")?;
+        let (_, text) = text.split_once(": ").context("the text names the pod")?;
+        let text = text.replace("\"U\"", &format!("\\\"{old}\\\""));
+        ensure!(
+            got.starts_with(code) && got.contains(&text),
+            "it is answered with {got}, expected {text:?}"
+        );
+        Ok(())
+    }
+
     /// What makes the API server answer a write so.
     fn meanwhile(&mut self, answered: &str, next: Option<&Look>) -> anyhow::Result<Meanwhile> {
-        if answered.contains("metadata.uid") {
+        if is_made_anew(answered) {
             return Ok(Meanwhile::Remade(self.sent.clone()));
         }
         ensure!(
@@ -483,6 +516,11 @@ impl<'a> Real<'a> {
     }
 }
 
+/// Whether a write is answered so because another pod has got the name.
+fn is_made_anew(answered: &str) -> bool {
+    answered.contains("metadata.uid")
+}
+
 /// The status of an answer in the data.
 fn status_of(answered: &str) -> &str {
     answered.split(' ').next().unwrap_or_default()
@@ -506,6 +544,14 @@ fn resize_of(containers: &[Container]) -> Value {
         merge(&mut spec, &json!({list: entry}));
     }
     json!({"spec": spec})
+}
+
+/// Without a probe a container has started as soon as it runs.
+fn add_startup_probes(pod: &mut Value) {
+    let containers = pod["spec"]["containers"].as_array_mut();
+    for container in containers.into_iter().flatten() {
+        container["startupProbe"] = json!({"exec": {"command": ["x"]}});
+    }
 }
 
 /// Makes all of the data's times now.

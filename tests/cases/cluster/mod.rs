@@ -31,9 +31,7 @@ pub fn trials(cases: &'static Cases) -> Vec<Trial> {
     cases
         .iter()
         .filter(|(_, case)| case.runs_in(Layer::Cluster))
-        .map(|(id, case)| {
-            report::trial(Layer::Cluster, id, move || bed::run(run(cases, id, case)))
-        })
+        .map(|(id, case)| report::trial(Layer::Cluster, id, move || bed::run(run(cases, id, case))))
         .collect()
 }
 

@@ -367,7 +367,7 @@ impl<'a> Stage<'a> {
 
     /// Compares the writes since the last look with those that are right.
     fn compare(&mut self, look: &Look, began: Duration) -> anyhow::Result<()> {
-        let mut last = began;
+        let (mut last, mut bodies) = (began, Vec::new());
         let mut patience = look.within.as_deref().map_or(Ok(PROMPT), duration)?;
         for (index, text) in look.then.iter().enumerate() {
             let answered = look
@@ -397,6 +397,7 @@ impl<'a> Stage<'a> {
             self.compare_write(&alternatives, write, answered)
                 .with_context(|| text.clone())?;
             self.compared += 1;
+            bodies.push(write.body.clone().unwrap_or_default());
             if let Some(retries) = look.retries {
                 let tries = self.take_retries(write);
                 check_pauses(retries, &tries).with_context(|| text.clone())?;
@@ -404,6 +405,9 @@ impl<'a> Stage<'a> {
         }
         if !self.changed {
             self.ensure_compared(Duration::MAX)?;
+        }
+        if !look.bodies.is_empty() {
+            same_bytes(bodies, &look.bodies)?;
         }
         if look.silent {
             let loud = self.server.writes();
@@ -774,6 +778,21 @@ fn same_pod(got: &Value, right: &Value) -> anyhow::Result<()> {
     };
     let (got, right) = (comparable(got), comparable(right));
     ensure!(got == right, "the pod is\n{got}\nexpected\n{right}");
+    Ok(())
+}
+
+/// Compares bodies to the byte, apart from the pod's identity and versions.
+fn same_bytes(bodies: Vec<Value>, right: &[String]) -> anyhow::Result<()> {
+    let got = bodies.into_iter().enumerate().map(|(index, mut body)| {
+        body["metadata"]["uid"] = json!("U");
+        body["metadata"]["resourceVersion"] = json!(format!("V{}", index + 1));
+        body.to_string()
+    });
+    let got: Vec<String> = got.collect();
+    ensure!(
+        got == right,
+        "the bodies are\n{got:#?}\nexpected\n{right:#?}"
+    );
     Ok(())
 }
 

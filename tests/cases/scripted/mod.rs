@@ -35,22 +35,13 @@ fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
         let about = about.map_or(String::new(), |about| format!(" ({about})"));
         result.with_context(|| format!("{what}{about}"))
     };
-    // What else is created in a case that has lives is what they begin with.
-    if case.end.is_empty() {
-        for admit in case.admit.iter() {
-            part(
-                "admit",
-                admit.about.as_ref(),
-                webhook::check_admit(cases, admit),
-            )?;
-        }
+    for admit in case.admit.iter() {
+        let checked = webhook::check_admit(cases, admit);
+        part("admit", admit.about.as_ref(), checked)?;
     }
     for post in case.post.iter() {
-        part(
-            "post",
-            post.about.as_ref(),
-            webhook::check_post(cases, post),
-        )?;
+        let checked = webhook::check_post(cases, post);
+        part("post", post.about.as_ref(), checked)?;
     }
     for life in case.end.iter() {
         part("end", life.about.as_ref(), lives::check(cases, id, life))?;
