@@ -84,7 +84,7 @@ impl Reporter {
             // It was deleted meanwhile.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => return true,
             Ok(Err(error)) => {
-                tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written")
+                tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written");
             }
             Err(_) => tracing::warn!(namespace, name, "a status was not written: no answer"),
         }

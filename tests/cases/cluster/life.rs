@@ -121,18 +121,11 @@ impl<'a> Real<'a> {
 
     /// Creates the pod, which is boosted as it should be.
     async fn create(&mut self) -> anyhow::Result<()> {
-        let first = self.life.looks.first();
-        let scheduled = first.and_then(|look| look.scheduled.as_deref());
-        let is_unschedulable = match scheduled {
-            None => false,
-            Some(why) if why.starts_with("unschedulable") => true,
-            Some(why) => bail!("{why:?}: the stand-in for the scheduler can't do that"),
-        };
         let boosts = world::boosts(&self.admit)?;
         let mut expected = world::answered(self.cases, &self.admit, &boosts, time(BOOSTED)?)?;
-        if is_unschedulable {
-            let annotation = json!({"testbed/schedule": "unschedulable"});
-            let note = json!({"metadata": {"annotations": annotation}});
+        let note = self.life.looks.iter().find_map(note_of);
+        if let Some((key, value)) = note {
+            let note = json!({"metadata": {"annotations": {key: value}}});
             for pod in [&mut self.sent, &mut expected, &mut self.model.pod] {
                 merge(pod, &note);
             }
@@ -143,9 +136,7 @@ impl<'a> Real<'a> {
             &expected,
             &[("timestamp", since(self.began))],
         )?;
-        if !is_unschedulable {
-            self.bed.running(self.place, "p").await?;
-        }
+        self.bed.running(self.place, "p").await?;
         if let Some(change) = &self.life.record {
             let pod = self.pod().await?;
             let mut record: Value = serde_json::from_str(record_text(&pod).unwrap_or_default())?;
@@ -395,6 +386,10 @@ impl<'a> Real<'a> {
 
     /// Makes the changes that precede a look.
     async fn enact(&mut self, look: &Look) -> anyhow::Result<()> {
+        ensure!(
+            look.scheduled.is_none(),
+            "the stand-in for the scheduler does as it likes"
+        );
         let (node, place) = (&self.bed.cluster.node, self.place);
         if look.ready.is_some() {
             node.set_ready(place, "p", true).await?;
@@ -415,8 +410,15 @@ impl<'a> Real<'a> {
             let path = format!("{}/resize", self.path);
             self.bed.patch(&path, STRATEGIC, &body).await?.accepted()?;
         }
-        if let Some(change) = &look.merge {
-            self.change_pod(change).await?;
+        match (note_of(look), &look.merge) {
+            (Some((key, value)), Some(change)) => {
+                let note = json!({"metadata": {"annotations": {key: value}}});
+                self.edit(&note).await?;
+                merge(&mut self.model.pod, &note);
+                self.comes_about(change).await?;
+            }
+            (None, Some(change)) => self.change_pod(change).await?,
+            (_, None) => {}
         }
         if let Some(change) = &look.boost {
             self.change_boost(change, look).await?;
@@ -458,6 +460,25 @@ impl<'a> Real<'a> {
         })
         .await?;
         Ok(())
+    }
+
+    /// Waits until the stand-in for the kubelet has reported what a look speaks of.
+    async fn comes_about(&self, change: &Value) -> anyhow::Result<()> {
+        let Some(wanted) = resize_condition(change) else {
+            return Ok(());
+        };
+        eventually("the kubelet reports about the resize", SOON, || async {
+            let pod = self.pod().await?;
+            let conditions = pod["status"]["conditions"].as_array();
+            let reported = conditions
+                .into_iter()
+                .flatten()
+                .find(|condition| condition["type"] == wanted["type"]);
+            let got = reported.and_then(|condition| condition["reason"].as_str());
+            ensure!(got == wanted["reason"].as_str(), "it reports {got:?}");
+            Ok(())
+        })
+        .await
     }
 
     async fn change_boost(&self, change: &str, look: &Look) -> anyhow::Result<()> {
@@ -544,6 +565,30 @@ fn resize_of(containers: &[Container]) -> Value {
         merge(&mut spec, &json!({list: entry}));
     }
     json!({"spec": spec})
+}
+
+/// The annotation that makes the stand-in for the kubelet report of a resize what a look says of it.
+fn note_of(look: &Look) -> Option<(&'static str, String)> {
+    let change = look.merge.as_ref()?;
+    if let Some(condition) = resize_condition(change) {
+        let reason = condition["reason"].as_str().unwrap_or("actuate");
+        return Some(("testbed/resize", reason.to_lowercase()));
+    }
+    let after = match change.get("status")?.get("observedGeneration")?.as_i64()? {
+        1 => "never",
+        _ => "0ms",
+    };
+    Some(("testbed/actuate-after", after.to_owned()))
+}
+
+/// The condition of a resize in a change of a pod.
+fn resize_condition(change: &Value) -> Option<&Value> {
+    let conditions = change.get("status")?.get("conditions")?.as_array()?;
+    conditions.iter().find(|condition| {
+        ["PodResizePending", "PodResizeInProgress"]
+            .iter()
+            .any(|kind| condition["type"] == *kind)
+    })
 }
 
 /// Without a probe a container has started as soon as it runs.
