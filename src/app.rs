@@ -25,13 +25,13 @@ use crate::{
     claims::Claims,
     clock::Clock,
     config::RunArgs,
+    error::Chain,
     lease::{Elector, Params},
     metrics::Metrics,
     probes::{self, Readiness},
     server::{Stop, serve},
     status::Reporter,
     sweeper::{Sweeper, Writer},
-    watch::Chain,
 };
 
 /// Connections that the webhook holds at once; the API server opens a few. Far below the usual limit of open files.

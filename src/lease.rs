@@ -15,7 +15,7 @@ use kube::{Api, api::PostParams};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::watch::Chain;
+use crate::error::Chain;
 
 /// Releasing is a courtesy to the next leader; it must not hold up the end.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(2);

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod domain;
+pub mod error;
 pub mod lease;
 pub mod metrics;
 pub mod probes;

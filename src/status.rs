@@ -15,8 +15,8 @@ use crate::{
     api::{BoostStatus, Condition, StartupCPUBoost},
     boosts::{Boosts, Stored},
     clock::Clock,
+    error::Chain,
     metrics::Metrics,
-    watch::Chain,
 };
 
 /// A status is written at most this often.

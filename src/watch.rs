@@ -10,6 +10,8 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
+use crate::error::Chain;
+
 /// How long one watch call lasts, in seconds. A connection that silently died is noticed 5 s after it.
 const CALL_SECONDS: u32 = 45;
 /// Objects in one page of a list: a page is held in memory twice while it is read.
@@ -85,25 +87,5 @@ fn is_absent(error: &watcher::Error) -> bool {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
         _ => false,
-    }
-}
-
-/// Prints an error with its causes, which say more than the outermost does.
-pub struct Chain<'a>(pub &'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let (mut text, mut next) = (self.0.to_string(), self.0.source());
-        while let Some(cause) = next {
-            // Many errors print their cause themselves.
-            let cause_text = cause.to_string();
-            if !text.contains(&cause_text) {
-                write!(f, ": {cause_text}")?;
-                text = cause_text;
-            }
-            next = cause.source();
-        }
-        Ok(())
     }
 }

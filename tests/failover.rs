@@ -12,7 +12,7 @@ use std::{
 use common::*;
 use fastrand::Rng;
 use futures::StreamExt as _;
-use headstart::{api::Pod, domain::admission::Cpu};
+use headstart::{api::Pod, domain::cpu::Cpu};
 use kube::{
     Api,
     runtime::watcher::{self, Event},

@@ -6,11 +6,13 @@ use chrono::{DateTime, TimeDelta, Utc};
 use headstart::{
     api::{BOOST_KEY, Pod, StartupCPUBoost},
     domain::{
-        admission::{Cpu, Outcome, Settings, admit},
+        admission::{Outcome, Settings, admit},
+        cpu::Cpu,
         end::EndSettings,
         patch,
         policy::{BoostKind, Policy},
         qos::qos_class,
+        quantity::MilliCpu,
         record::Record,
         revert::{Decision, decide},
         snapshot::Snapshot,
@@ -168,8 +170,7 @@ fn settings() -> impl Strategy<Value = Settings> {
 }
 
 fn milli(text: &str) -> u64 {
-    text.parse::<headstart::domain::quantity::MilliCpu>()
-        .map_or(0, |cpu| cpu.milli())
+    text.parse::<MilliCpu>().map_or(0, MilliCpu::milli)
 }
 
 fn read(pod: &Value) -> Pod {
@@ -219,7 +220,7 @@ fn differences(before: &Value, after: &Value, path: &str, found: &mut BTreeSet<S
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_answer_touches_cpu_and_marks_only(pod in pod(), policy in policy(), settings in settings()) {

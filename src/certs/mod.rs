@@ -32,8 +32,9 @@ use tokio::{
 pub use self::pki::{Bundle, PkiError, Step, next};
 use crate::{
     clock::Clock,
+    error::Chain,
     metrics::Metrics,
-    watch::{Chain, Told, forever, named},
+    watch::{Told, forever, named},
 };
 
 /// Keys of the Secret: the names that `kubernetes.io/tls` Secrets have, and the CA's key beside them.

@@ -85,7 +85,7 @@ pub fn next(bundle: Option<&Bundle>, names: &[String], now: DateTime<Utc>) -> St
     };
     match bundle.check(names, now + LOOK_AHEAD) {
         Ok(served) => Step::Serve(served),
-        Err(error) => Step::Issue(crate::watch::Chain(&error).to_string()),
+        Err(error) => Step::Issue(crate::error::Chain(&error).to_string()),
     }
 }
 

@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use chrono::{DateTime, Utc};
 
 use super::{
+    cpu::Cpu,
     end::EndSettings,
     policy::{ContainerPolicy, Policy, Target},
     qos::{QosClass, qos_class},
@@ -19,31 +20,6 @@ use crate::api::{Container, ControlledValues, Pod};
 
 /// Annotation of pods that the kubelet mirrors from its own files.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-
-/// A container's two CPU values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cpu {
-    /// Request; `None` is absent.
-    pub request: Option<MilliCpu>,
-    /// Limit; `None` is absent, which is more than any limit.
-    pub limit: Option<MilliCpu>,
-}
-
-impl Cpu {
-    /// A container's present values. A value that is no quantity reads as absent (the API server refuses such a pod).
-    #[must_use]
-    pub fn of(container: &Container) -> Self {
-        let read = |text: Option<&str>| text.and_then(|text| text.parse().ok());
-        Self {
-            request: read(container.cpu_request()),
-            limit: read(container.cpu_limit()),
-        }
-    }
-
-    fn is_empty(self) -> bool {
-        self.request.is_none_or(MilliCpu::is_zero) && self.limit.is_none_or(MilliCpu::is_zero)
-    }
-}
 
 /// What the flags say about admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

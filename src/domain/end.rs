@@ -7,8 +7,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::policy::MONTH_SECONDS;
 use crate::api::{ContainerCondition, Pod};
+
+/// Longest fixed duration and delay in seconds: 30 days; what is longer is cut, the deadline would be.
+pub const MONTH_SECONDS: u64 = 2_592_000;
 
 /// When a boost ends; the earliest part counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

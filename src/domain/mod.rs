@@ -18,6 +18,7 @@
 //! back; *finish* marks the record and drops the claim.
 
 pub mod admission;
+pub mod cpu;
 pub mod end;
 pub mod failure;
 pub mod patch;

@@ -11,7 +11,8 @@ use json_patch::{
 use serde_json::{Map, Value, json};
 
 use super::{
-    admission::{Admission, Cpu, Outcome},
+    admission::{Admission, Outcome},
+    cpu::Cpu,
     quantity::MilliCpu,
     revert::{Finish, Revert},
 };

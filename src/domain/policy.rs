@@ -11,15 +11,13 @@ use kube::core::{Selector, SelectorExt};
 use regex::Regex;
 
 use super::{
-    end::{ConditionRule, EndRule},
+    end::{ConditionRule, EndRule, MONTH_SECONDS},
     quantity::MilliCpu,
 };
 use crate::api::{self, BoostObject, ControlledValues, MatchType};
 
 /// Longest name that fits a label value.
 const LABEL_VALUE_LENGTH: usize = 63;
-/// Longest fixed duration and delay in seconds: 30 days; what is longer is cut, the deadline would be.
-pub const MONTH_SECONDS: u64 = 2_592_000;
 /// Compiled size in bytes that a container regex may have.
 const REGEX_SIZE: usize = 1 << 18;
 

@@ -2,7 +2,7 @@
 //!
 //! A boost must not change it: a pod created in another class could never be resized back (`ValidatePodResize`).
 
-use super::{admission::Cpu, quantity::parse_milli};
+use super::{cpu::Cpu, quantity::parse_milli};
 use crate::api::Pod;
 
 /// Quality of service, decided by CPU and memory alone.

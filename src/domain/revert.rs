@@ -6,7 +6,7 @@
 use chrono::{DateTime, Utc};
 
 use super::{
-    admission::Cpu,
+    cpu::Cpu,
     end::{self, Due, EndSettings, EndedBy},
     policy::Policy,
     quantity::MilliCpu,

@@ -16,7 +16,7 @@ use crate::{
         patch,
         revert::{Finish, Revert},
     },
-    watch::Chain,
+    error::Chain,
 };
 
 /// How long a request may take. After it nobody knows whether it happened, which is why every write is safe twice.

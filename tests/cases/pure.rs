@@ -189,7 +189,10 @@ fn check_admit(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result
     if let Some(class) = admit.class {
         let class_of = |pod: &Value| -> anyhow::Result<Class> {
             let pod: Pod = serde_json::from_value(pod.clone())?;
-            let values: Vec<_> = pod.all_containers().map(admission::Cpu::of).collect();
+            let values: Vec<_> = pod
+                .all_containers()
+                .map(headstart::domain::cpu::Cpu::of)
+                .collect();
             Ok(match qos_class(&pod, |index| values[index]) {
                 QosClass::Guaranteed => Class::Guaranteed,
                 QosClass::Burstable => Class::Burstable,

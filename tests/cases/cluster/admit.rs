@@ -47,7 +47,7 @@ pub async fn create(
     } else {
         bed.create(place, "", &sent).await?
     };
-    let review = bed.audit.review(&answer.audit_id).await?;
+    let review = bed.audit.review(place, &answer.audit_id).await?;
     let stored = answer.accepted()?;
     let times = [("timestamp", since(began))];
     let is_boosted = !matches!(admit.answer.as_str(), "untouched" | "unmarked");

@@ -1,6 +1,7 @@
 //! The API server's audit log, as far as it is about pods.
 
 use std::{
+    collections::HashMap,
     fmt,
     fs::File,
     io::{Read, Seek, SeekFrom},
@@ -24,7 +25,8 @@ pub struct AuditLog {
 #[derive(Default)]
 struct Noted {
     bytes: u64,
-    events: Vec<Value>,
+    /// By namespace.
+    events: HashMap<String, Vec<Value>>,
 }
 
 /// What the API server has noted of the creation of a pod.
@@ -69,9 +71,9 @@ impl AuditLog {
     }
 
     /// What was noted under an id: how our webhook was asked about a new pod.
-    pub async fn review(&self, id: &str) -> anyhow::Result<Review> {
+    pub async fn review(&self, namespace: &str, id: &str) -> anyhow::Result<Review> {
         let find = || async {
-            let mut found = self.events(|event| event["auditID"] == id)?;
+            let mut found = self.events(namespace, |event| event["auditID"] == id)?;
             found.pop().context("nothing is noted of it")
         };
         let event = eventually("the creation is in the audit log", SOON, find).await?;
@@ -114,10 +116,9 @@ impl AuditLog {
     /// The operator's writes to a pod of that name, in order, refused ones and those in vain included.
     pub fn writes(&self, namespace: &str, pod: &str) -> anyhow::Result<Vec<Write>> {
         let operator = operator();
-        let mut events = self.events(|event| {
+        let mut events = self.events(namespace, |event| {
             let (of, verb) = (&event["objectRef"], &event["verb"]);
             event["user"]["username"] == *operator
-                && of["namespace"] == namespace
                 && of["name"] == pod
                 && !["get", "list", "watch"].iter().any(|read| verb == read)
         })?;
@@ -139,32 +140,31 @@ impl AuditLog {
         events.into_iter().map(write).collect()
     }
 
-    fn events(&self, wanted: impl Fn(&Value) -> bool) -> anyhow::Result<Vec<Value>> {
+    /// The events of a namespace.
+    fn events(
+        &self,
+        namespace: &str,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<Vec<Value>> {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(read.bytes))?;
         let mut new = Vec::new();
         file.read_to_end(&mut new)?;
         // The last line may be half written.
-        let whole = new
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .map_or(0, |end| end + 1);
-        for line in new[..whole].split(|byte| *byte == b'\n') {
-            if line.is_empty() {
-                continue;
-            }
+        let end = new.iter().rposition(|byte| *byte == b'\n');
+        let whole = end.map_or(0, |end| end + 1);
+        let lines = new[..whole].split(|byte| *byte == b'\n');
+        for line in lines.filter(|line| !line.is_empty()) {
             let event: Value = serde_json::from_slice(line)?;
-            if event["objectRef"]["resource"] == "pods" {
-                read.events.push(event);
+            let of = &event["objectRef"];
+            if of["resource"] == "pods" {
+                let namespace = of["namespace"].as_str().unwrap_or_default().to_owned();
+                read.events.entry(namespace).or_default().push(event);
             }
         }
         read.bytes += whole as u64;
-        Ok(read
-            .events
-            .iter()
-            .filter(|event| wanted(event))
-            .cloned()
-            .collect())
+        let events = read.events.get(namespace).into_iter().flatten();
+        Ok(events.filter(|event| wanted(event)).cloned().collect())
     }
 }

@@ -3,9 +3,7 @@
 //! Beside the real pod goes a model of it, to which everything happens too: what the operator writes, and what is left
 //! of the pod, must be what they are in the model.
 
-use std::time::Duration;
-
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use testbed::eventually;
@@ -22,9 +20,6 @@ use crate::{
     notation::{Container, Then, containers, merge, rfc3339, time},
     world::{self, BOOSTED, KEY, World, record_text},
 };
-
-/// How long a write may take to come; a boost that is in the way of scheduling is taken back after half a minute.
-const DUE: Duration = Duration::from_secs(60);
 
 /// Lets a pod live and compares all that is written to it, and what is left.
 pub async fn check(
@@ -529,7 +524,7 @@ impl<'a> Real<'a> {
     }
 
     async fn next_write(&self) -> anyhow::Result<Write> {
-        eventually("the operator writes", DUE, || async {
+        eventually("the operator writes", SOON, || async {
             let write = self.writes()?.into_iter().nth(self.compared);
             write.context("nothing is in the audit log")
         })
