@@ -1,4 +1,21 @@
 //! Headstart gives Kubernetes pods more CPU while they start, and takes it back in place when they have started.
+//!
+//! Data flows one way. On every replica:
+//!
+//! ```text
+//! StartupCPUBoost ─ watch ─► boosts ─► Snapshot ─┐
+//! review ─ server ─► admission ─ domain::admission ─► JSON Patch: CPU, claim, record
+//! ```
+//!
+//! and on the replica that holds the [`lease`]:
+//!
+//! ```text
+//! pods with a claim ─ watch ─► claims ─► sweeper ─ domain::revert ─► resize, then finish
+//! boosts ─► status
+//! ```
+//!
+//! [`domain`] decides; the modules around it carry out and decide nothing. The state of a boost is in its pod alone, so
+//! nothing is handed over between leaders, and any of them may die at any moment.
 
 pub mod admission;
 pub mod api;

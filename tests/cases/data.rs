@@ -357,7 +357,7 @@ pub struct Look {
     pub failure: Option<String>,
     /// How that write is tried again, until the next look with the same outcome.
     pub retries: Option<Retries>,
-    /// Until when the first write must have come, counted from the look; `1s` unless said.
+    /// How long after the look the first write may come; at once unless said.
     pub within: Option<String>,
     /// Since when it is due.
     pub due: Option<String>,

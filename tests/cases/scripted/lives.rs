@@ -42,7 +42,9 @@ const RESIZE: &str = "/pods/*/resize";
 const FINISH: &str = "/pods/*";
 /// How long the node takes for a resize.
 const ACTUATION: Duration = Duration::from_millis(250);
-/// How long writes that are due may take, in virtual time, unless the case says otherwise.
+/// How long the first write of a look may take, in virtual time, unless the case says otherwise.
+const AT_ONCE: Duration = Duration::from_millis(200);
+/// How long a write may take that follows another, and the node's work in between.
 const PROMPT: Duration = Duration::from_secs(1);
 /// What watches need to tell of a change.
 const SETTLED: Duration = Duration::from_millis(50);
@@ -188,7 +190,9 @@ impl<'a> Stage<'a> {
     /// Makes a look's changes, waits for the writes, and compares them.
     async fn look(&mut self, look: &Look, next: Option<&Look>) -> anyhow::Result<()> {
         if let Some(at) = &look.at {
-            sleep(self.until(time(at)?)).await;
+            let at = time(at)?;
+            ensure!(at >= self.world.now, "the looks are in order");
+            sleep(self.until(at)).await;
         }
         let mut began = self.server.clock().elapsed();
         if self.changed {
@@ -205,7 +209,7 @@ impl<'a> Stage<'a> {
         self.script(look, next)?;
 
         let expected = expected_writes(look)?;
-        let patience = look.within.as_deref().map_or(Ok(PROMPT), duration)? + PROMPT;
+        let patience = look.within.as_deref().map_or(Ok(AT_ONCE), duration)? + PROMPT;
         let enough = || self.open_writes().len() >= expected;
         while !enough() && self.server.clock().elapsed() < began + patience {
             sleep(patience / 400).await;
@@ -221,18 +225,13 @@ impl<'a> Stage<'a> {
             sleep(PROMPT).await;
             self.check_admission(right)?;
         }
-        self.wait_for(look, next, began).await?;
+        self.wait_for(look, next).await?;
         self.compare(look, began)?;
         self.check_leader(look)
     }
 
     /// Waits until what a look's end shows can be seen.
-    async fn wait_for(
-        &self,
-        look: &Look,
-        next: Option<&Look>,
-        began: Duration,
-    ) -> anyhow::Result<()> {
+    async fn wait_for(&self, look: &Look, next: Option<&Look>) -> anyhow::Result<()> {
         let until = match next {
             Some(Look { at: Some(at), .. }) => {
                 // Timers of the next look's time belong to it.
@@ -243,7 +242,7 @@ impl<'a> Stage<'a> {
             None => {
                 let last = look.then.last().context("what is right?")?;
                 match Then::read(last)?.as_slice() {
-                    [Then::Wait(Some(until))] => self.until(*until) - SETTLED,
+                    [Then::Wait(Some(until))] => self.until(*until).saturating_sub(SETTLED),
                     [Then::Wait(None) | Then::NoWrite, ..] => PROMPT,
                     _ => Duration::ZERO,
                 }
@@ -254,10 +253,6 @@ impl<'a> Stage<'a> {
         while self.changed && self.writes().last().is_some_and(|last| last.status == 0) {
             sleep(Duration::from_millis(1)).await;
         }
-        ensure!(
-            self.server.clock().elapsed() >= began,
-            "the looks are in order"
-        );
         Ok(())
     }
 
@@ -348,7 +343,8 @@ impl<'a> Stage<'a> {
                         request.at > since && request.path.ends_with("/startupcpuboosts")
                     })
                     .count();
-                let most = (self.server.clock().elapsed() - since).as_secs() / 10 + 2;
+                let passed = self.server.clock().elapsed().saturating_sub(since);
+                let most = passed.as_secs() / 10 + 2;
                 ensure!(
                     asked as u64 <= most,
                     "asked {asked} times, {most} are enough"
@@ -368,7 +364,7 @@ impl<'a> Stage<'a> {
     /// Compares the writes since the last look with those that are right.
     fn compare(&mut self, look: &Look, began: Duration) -> anyhow::Result<()> {
         let (mut last, mut bodies) = (began, Vec::new());
-        let mut patience = look.within.as_deref().map_or(Ok(PROMPT), duration)?;
+        let mut patience = look.within.as_deref().map_or(Ok(AT_ONCE), duration)?;
         for (index, text) in look.then.iter().enumerate() {
             let answered = look
                 .answered
@@ -389,7 +385,7 @@ impl<'a> Stage<'a> {
                 continue;
             };
             ensure!(
-                write.at >= last && write.at - last <= patience,
+                write.at >= last && write.at <= last + patience,
                 "{text} came {:?} after what precedes it",
                 write.at.checked_sub(last)
             );
@@ -564,6 +560,10 @@ impl<'a> Stage<'a> {
         if matches!(last[..], [Then::Wait(_) | Then::NoWrite, ..]) {
             return Ok(());
         }
+        ensure!(
+            !matches!(last[..], [Then::Resize(_), ..]),
+            "no life ends with a resize"
+        );
         self.server.clear_faults();
         if let Some(pod) = self.pod().filter(|pod| !self.is_same_pod(pod)) {
             sleep(PROMPT).await;
@@ -658,7 +658,7 @@ impl<'a> Stage<'a> {
 
     /// When a write arrived, as Kubernetes writes times.
     fn moment(&self, write: &Recorded) -> DateTime<Utc> {
-        let ago = self.server.clock().elapsed() - write.at;
+        let ago = self.server.clock().elapsed().saturating_sub(write.at);
         (self.server.now() - ago).trunc_subsecs(0)
     }
 }
@@ -798,7 +798,10 @@ fn same_bytes(bodies: Vec<Value>, right: &[String]) -> anyhow::Result<()> {
 
 /// Checks the pauses between tries.
 fn check_pauses(retries: Retries, tries: &[Duration]) -> anyhow::Result<()> {
-    let pauses: Vec<Duration> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let pauses: Vec<Duration> = tries
+        .windows(2)
+        .map(|pair| pair[1].saturating_sub(pair[0]))
+        .collect();
     let minute = Duration::from_secs(60);
     let is_slow = |pauses: &[Duration]| {
         !pauses.is_empty()
@@ -912,7 +915,7 @@ fn check_one_of_many(
     for (write, text) in own.into_iter().zip(look.then.iter()) {
         let got = write.body.as_ref().context("no body")?;
         world.pod["metadata"]["resourceVersion"] = got["metadata"]["resourceVersion"].clone();
-        world.now = (server.now() - (clock.elapsed() - write.at)).trunc_subsecs(0);
+        world.now = (server.now() - clock.elapsed().saturating_sub(write.at)).trunc_subsecs(0);
         match &Then::read(text)?[..] {
             [Then::Resize(containers)] => {
                 let right = world.resize_body(containers);

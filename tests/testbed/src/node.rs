@@ -1,6 +1,6 @@
 //! A stand-in for scheduler and kubelet: pods get a node, run, become Ready, are resized and go away, as told.
 //!
-//! It is one reconciler: [`Pods::reconcile`] looks at one pod, takes the next step it is due for with one write, and the write's own
+//! It is one reconciler: `Pods::reconcile` looks at one pod, takes the next step it is due for with one write, and the write's own
 //! watch event brings it back. Every status write carries uid and resourceVersion, so that a stale look writes nothing.
 
 use std::{
