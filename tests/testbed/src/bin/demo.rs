@@ -40,16 +40,7 @@ async fn main() -> Result<()> {
             other => bail!("unknown argument {other:?}: only --keep is known"),
         }
     }
-    tell(&story(keep).await)
-}
-
-/// The last line, and the exit code.
-fn tell(result: &Result<()>) -> Result<()> {
-    if let Err(error) = result {
-        eprintln!("\n{} {error:#}", paint("31", "The demo failed:"));
-        std::process::exit(1);
-    }
-    Ok(())
+    Box::pin(story(keep)).await.context("the demo failed")
 }
 
 async fn story(keep: bool) -> Result<()> {
