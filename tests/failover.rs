@@ -24,8 +24,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// The lease, the longest pause between two attempts, and what their requests take.
-const TAKEOVER: Duration = Duration::from_millis(6_000 + 1_200 + 10);
+/// A follower sees the last renewal up to one pause between two attempts late, waits the lease out, and notices that up
+/// to one pause late; and what their requests take.
+const TAKEOVER: Duration = Duration::from_millis(1_200 + 6_000 + 1_200 + 30);
 /// What a leader needs for the two writes once it leads.
 const WRITES: Duration = Duration::from_millis(300);
 const PODS: [&str; 5] = ["p0", "p1", "p2", "p3", "p4"];

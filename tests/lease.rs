@@ -22,8 +22,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// The lease, the longest pause between two attempts, and what their requests take.
-const TAKEOVER: Duration = Duration::from_millis(6_000 + 1_200 + 10);
+/// A follower sees the last renewal up to one pause between two attempts late, waits the lease out, and notices that up
+/// to one pause late; and what their requests take.
+const TAKEOVER: Duration = Duration::from_millis(1_200 + 6_000 + 1_200 + 30);
 /// How long to wait for the first leader.
 const SOON: Duration = Duration::from_secs(2);
 

@@ -43,8 +43,8 @@ struct Claim {
     /// Failures in a row, and until when to leave it alone after the last.
     failures: u32,
     pause: Option<Instant>,
-    /// Where the cache is known to be behind: at this version, and until when the watch may take to catch up.
-    outdated: Option<(String, Instant)>,
+    /// The newest version of the pod that was seen in an answer, and until when the watch may take to tell of it.
+    newest: Option<(String, Instant)>,
     /// Whether the cache is not to be believed: the pod is read first.
     read: bool,
     /// What was last logged, so that it is said once.
@@ -52,25 +52,37 @@ struct Claim {
 }
 
 impl Claim {
-    /// Until when to wait for the watch, where the cache has not caught up with our own write. After that the pod is
-    /// read instead.
+    /// Until when to wait for the watch, where the cache has not caught up with what an answer has told. After that the
+    /// pod is read instead.
     fn waits_for_cache(&mut self, pod: &Pod, now: Instant) -> Option<Instant> {
-        let (version, until) = self.outdated.take()?;
-        if pod.metadata.resource_version.as_ref() != Some(&version) {
+        let (newest, until) = self.newest.take()?;
+        if !is_older(pod.metadata.resource_version.as_deref(), &newest) {
             return None;
         }
         if until <= now {
             self.read = true;
             return None;
         }
-        self.outdated = Some((version, until));
+        self.newest = Some((newest, until));
         Some(until)
+    }
+}
+
+/// Whether a version of a pod came before another. Versions are numbers that grow (KEP-5504); where they are not, any
+/// other version counts as older until the watch has told of this one.
+fn is_older(version: Option<&str>, newest: &str) -> bool {
+    match (
+        version.and_then(|version| version.parse::<u64>().ok()),
+        newest.parse::<u64>().ok(),
+    ) {
+        (Some(version), Some(newest)) => version < newest,
+        _ => version != Some(newest),
     }
 }
 
 /// What came of acting on a claim.
 enum Step {
-    /// All there is to do for now; the cached version, where the pod has a newer one.
+    /// All there is to do for now; the pod's version, where it is not the cached one.
     Done(Option<String>),
     Failed(Failure),
 }
@@ -213,9 +225,9 @@ impl Term {
         let claim = self.claims.entry(uid.clone()).or_default();
         claim.in_flight = false;
         match step {
-            Step::Done(outdated) => {
+            Step::Done(newest) => {
                 claim.failures = 0;
-                claim.outdated = outdated.map(|version| (version, Instant::now() + ECHO_PATIENCE));
+                claim.newest = newest.map(|version| (version, Instant::now() + ECHO_PATIENCE));
             }
             Step::Failed(Failure::Gone) => return self.forget(uid),
             Step::Failed(failure) => {
@@ -276,8 +288,8 @@ async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &Cancellati
 }
 
 fn done(cached: &Pod, pod: &Pod) -> Step {
-    let version = |pod: &Pod| pod.metadata.resource_version.clone();
-    Step::Done(version(cached).filter(|cached| Some(cached) != version(pod).as_ref()))
+    let version = pod.metadata.resource_version.clone();
+    Step::Done(version.filter(|version| cached.metadata.resource_version.as_ref() != Some(version)))
 }
 
 async fn resize(sweeper: &Sweeper, pod: &Pod, revert: &Revert) -> Result<Pod, Failure> {
