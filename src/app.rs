@@ -44,6 +44,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 const TERM_END: Duration = Duration::from_secs(6);
 /// Until the API server answers, it is asked for its version this often.
 const VERSION_RETRY: Duration = Duration::from_secs(5);
+/// How long a connection may be silent while an answer is awaited.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// In-place resize is on by default from this minor version of Kubernetes 1 on.
 const OLDEST_MINOR: u32 = 33;
 
@@ -250,6 +252,10 @@ async fn config() -> Result<Config, AppError> {
     // kube would repeat writes by itself, for minutes; what failed is looked at again first.
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
+    // A watch call lasts 45 s; an answer that has not come by then never will. (A watch that hangs before its first byte
+    // would otherwise freeze its cache for ever.)
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.reset_reader_on_write = true;
     Ok(config)
 }
 

@@ -12,7 +12,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{Api, api::PostParams};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Chain;
@@ -62,6 +62,12 @@ impl Observed {
 
     fn expired(&self, lease: Duration) -> bool {
         self.0.as_ref().is_some_and(|(_, at)| at.elapsed() >= lease)
+    }
+
+    /// When a lease that nobody renews runs out, if that is still to come.
+    fn runs_out(&self, lease: Duration) -> Option<Instant> {
+        let (_, at) = self.0.as_ref()?;
+        Some(*at + lease).filter(|runs_out| *runs_out > Instant::now())
     }
 }
 
@@ -119,7 +125,8 @@ impl Elector {
                     let _ = timeout_at(renewed + self.params.lease, &mut work).await;
                 }
             }
-            let lost = renewed.elapsed() >= self.params.deadline;
+            // At the end of the process it is released in any case: that is guarded by a look at the holder.
+            let lost = !stop.is_cancelled() && renewed.elapsed() >= self.params.deadline;
             tracing::info!(identity = self.params.identity, lost, "no longer leading");
             if !lost {
                 self.release().await;
@@ -134,17 +141,21 @@ impl Elector {
             if self.bounded_attempt().await {
                 return sent;
             }
-            // Spread, so that followers don't ask in step.
-            sleep(self.params.retry.mul_f64(1.0 + 0.2 * fastrand::f64())).await;
+            // Spread, so that followers don't ask in step; but at the instant at which the lease runs out at the latest.
+            let next = Instant::now() + self.params.retry.mul_f64(1.0 + 0.2 * fastrand::f64());
+            let runs_out = self.seen.runs_out(self.params.lease);
+            sleep_until(runs_out.map_or(next, |runs_out| next.min(runs_out))).await;
         }
     }
 
     /// Returns once the deadline has passed since the last successful renewal was sent.
     async fn renew_until_lost(&mut self, renewed: &mut Instant) {
+        let mut sent = *renewed;
         loop {
             let end = *renewed + self.params.deadline;
-            sleep_until((Instant::now() + self.params.retry).min(end)).await;
-            let sent = Instant::now();
+            // Counted from the sending, so that an attempt that hangs leaves time for another.
+            sleep_until((sent + self.params.retry).max(Instant::now()).min(end)).await;
+            sent = Instant::now();
             if sent >= end {
                 return;
             }

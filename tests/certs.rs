@@ -379,15 +379,18 @@ async fn writes_that_fail_are_tried_again() {
         Fault::on("PUT", "/secrets/*").reply(500, "InternalError", "etcd is away"),
         Fault::on("PUT", "/secrets/*").reset(),
         Fault::on("PUT", "/secrets/*").lost_answer(),
+        Fault::on("PUT", "/secrets/*").hang(),
         Fault::on("PATCH", "*").reply(503, "ServiceUnavailable", "away"),
         Fault::on("PATCH", "*").lost_answer(),
+        Fault::on("PATCH", "*").hang(),
     ] {
         let server = server();
         server.create(empty_secret());
         server.create(webhook());
         server.fault(fault.clone());
         let replicas = Replicas::start(&server, ["a"]);
-        timeout(SOON, until_published(&server, SOON))
+        // A write that hangs is given up after 5 s.
+        timeout(3 * SOON, until_published(&server, 3 * SOON))
             .await
             .unwrap_or_else(|_| panic!("{fault:?}"));
         sleep(SOON).await;

@@ -193,6 +193,25 @@ async fn values_that_somebody_else_set_stay_and_the_boost_ends_as_superseded() {
     assert_eq!(*cpu_of(&stored(&server, "p")), cpu("700m", "1400m"));
 }
 
+/// A VPA, say, that wants the very values that we set.
+#[tokio::test(start_paused = true)]
+async fn values_that_are_put_back_each_time_make_no_race() {
+    let (server, _replica, _term) = one_pod(&fixed_end(60)).await;
+    server.fault(
+        Fault::on("PATCH", "/pods/*/resize")
+            .always()
+            .after(|server| {
+                server.update("pods", NS, "p", |pod| {
+                    pod["spec"]["containers"][0]["resources"] = cpu("380m", "750m");
+                });
+            }),
+    );
+    sleep_until_second(&server, 60.0 + 600.0).await;
+    let writes = server.writes().len();
+    assert!((2..=20).contains(&writes), "{writes} writes in ten minutes");
+    assert!(is_claimed(&stored(&server, "p")));
+}
+
 #[tokio::test(start_paused = true)]
 async fn terminating_pods_are_left_alone() {
     let (server, replica, _term) = one_pod(&fixed_end(60)).await;

@@ -26,7 +26,7 @@ use rustls::{
 use serde_json::json;
 use tokio::{
     sync::Notify,
-    time::{Duration, sleep},
+    time::{Duration, sleep, timeout},
 };
 
 pub use self::pki::{Bundle, PkiError, Step, next};
@@ -41,6 +41,8 @@ use crate::{
 const SECRET_KEYS: [&str; 4] = ["ca.crt", "ca.key", "tls.crt", "tls.key"];
 /// How often to look without being told, so that a certificate that ends is noticed by the wall clock.
 const CHECK: Duration = Duration::from_secs(60);
+/// How long a write may take.
+const DEADLINE: Duration = Duration::from_secs(5);
 /// After a write that failed.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -116,6 +118,8 @@ enum CertError {
     Pki(#[from] PkiError),
     #[error(transparent)]
     Api(#[from] kube::Error),
+    #[error("no answer within {DEADLINE:?}")]
+    Silence(#[from] tokio::time::error::Elapsed),
 }
 
 impl Certs {
@@ -242,23 +246,27 @@ impl Certs {
     }
 
     /// Writes the Secret that was read, or fails with a conflict.
-    async fn write(&self, mut secret: Secret, bundle: &Bundle) -> kube::Result<()> {
+    async fn write(&self, mut secret: Secret, bundle: &Bundle) -> Result<(), CertError> {
         let values = [&bundle.ca, &bundle.ca_key, &bundle.cert, &bundle.key];
         let data = secret.data.get_or_insert_default();
         for (key, value) in SECRET_KEYS.into_iter().zip(values) {
             data.insert(key.to_owned(), ByteString(value.as_bytes().to_vec()));
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), &self.params.namespace);
-        let written = api
-            .replace(&self.params.secret, &PostParams::default(), &secret)
-            .await?;
+        let params = PostParams::default();
+        let write = api.replace(&self.params.secret, &params, &secret);
+        let written = timeout(DEADLINE, write).await??;
         self.seen().secret = Some(written);
         self.changed.notify_one();
         Ok(())
     }
 
     /// Puts the CA into every webhook of the configuration that lacks it.
-    async fn publish(&self, webhook: &MutatingWebhookConfiguration, ca: &str) -> kube::Result<()> {
+    async fn publish(
+        &self,
+        webhook: &MutatingWebhookConfiguration,
+        ca: &str,
+    ) -> Result<(), CertError> {
         let ca = ByteString(ca.as_bytes().to_vec());
         let lacking: Vec<_> = webhook
             .webhooks
@@ -284,9 +292,10 @@ impl Certs {
             ..PatchParams::default()
         };
         // Strategic: merged by the webhooks' names, so nothing else of them is written.
-        api.patch(&self.params.webhook, &params, &Patch::Strategic(body))
-            .await
-            .map(drop)
+        let body = Patch::Strategic(body);
+        let write = api.patch(&self.params.webhook, &params, &body);
+        timeout(DEADLINE, write).await??;
+        Ok(())
     }
 }
 

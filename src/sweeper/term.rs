@@ -43,6 +43,8 @@ struct Claim {
     /// Failures in a row, and until when to leave it alone after the last.
     failures: u32,
     pause: Option<Instant>,
+    /// Resizes that were accepted.
+    resizes: u32,
     /// The newest version of the pod that was seen in an answer, and until when the watch may take to tell of it.
     newest: Option<(String, Instant)>,
     /// Whether the cache is not to be believed: the pod is read first.
@@ -82,8 +84,13 @@ fn is_older(version: Option<&str>, newest: &str) -> bool {
 
 /// What came of acting on a claim.
 enum Step {
-    /// All there is to do for now; the pod's version, where it is not the cached one.
-    Done(Option<String>),
+    /// All there is to do for now.
+    Done {
+        /// The pod's version, where it is not the cached one.
+        newest: Option<String>,
+        /// Whether a resize was accepted.
+        resized: bool,
+    },
     Failed(Failure),
 }
 
@@ -225,9 +232,13 @@ impl Term {
         let claim = self.claims.entry(uid.clone()).or_default();
         claim.in_flight = false;
         match step {
-            Step::Done(newest) => {
+            Step::Done { newest, resized } => {
                 claim.failures = 0;
                 claim.newest = newest.map(|version| (version, Instant::now() + ECHO_PATIENCE));
+                claim.resizes += u32::from(resized);
+                if resized && claim.resizes > 1 {
+                    claim.pause = Some(Instant::now() + resize_pause(claim.resizes));
+                }
             }
             Step::Failed(Failure::Gone) => return self.forget(uid),
             Step::Failed(failure) => {
@@ -250,9 +261,18 @@ impl Term {
     }
 }
 
+/// Before a pod is resized again. One boost needs one resize, or one a container; more come where somebody puts the
+/// boosted values back each time, and that must not become a race.
+fn resize_pause(resizes: u32) -> Duration {
+    Duration::from_millis(250)
+        .saturating_mul(1 << resizes.min(16))
+        .min(Duration::from_secs(60))
+}
+
 /// Does what there is to do with a pod, until a write needs an answer from the kubelet.
 async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &CancellationToken) -> Step {
     let mut fresh: Option<Pod> = None;
+    let mut resized = false;
     for _ in 0..LOOKS {
         if read {
             match sweeper.writer.read(cached).await {
@@ -264,11 +284,15 @@ async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &Cancellati
         let decision = sweeper.decide(pod);
         let written = match decision {
             // The next leader decides for itself.
-            _ if term.is_cancelled() => return done(cached, pod),
-            Decision::Revert(revert) => resize(sweeper, pod, &revert).await,
+            _ if term.is_cancelled() => return done(cached, pod, resized),
+            Decision::Revert(revert) if !resized => {
+                let written = resize(sweeper, pod, &revert).await;
+                resized = written.is_ok();
+                written
+            }
             Decision::Finish(finish) => self::finish(sweeper, pod, &finish).await,
-            Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_) => {
-                return done(cached, pod);
+            Decision::Revert(_) | Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_) => {
+                return done(cached, pod, resized);
             }
         };
         match written {
@@ -282,14 +306,16 @@ async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &Cancellati
         }
     }
     match fresh {
-        Some(pod) if !read => done(cached, &pod),
+        Some(pod) if !read => done(cached, &pod, resized),
         _ => Step::Failed(Failure::Conflict),
     }
 }
 
-fn done(cached: &Pod, pod: &Pod) -> Step {
+fn done(cached: &Pod, pod: &Pod, resized: bool) -> Step {
     let version = pod.metadata.resource_version.clone();
-    Step::Done(version.filter(|version| cached.metadata.resource_version.as_ref() != Some(version)))
+    let newest =
+        version.filter(|version| cached.metadata.resource_version.as_ref() != Some(version));
+    Step::Done { newest, resized }
 }
 
 async fn resize(sweeper: &Sweeper, pod: &Pod, revert: &Revert) -> Result<Pod, Failure> {

@@ -7,7 +7,7 @@ use std::{
     process::{self, Command, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
@@ -163,9 +163,10 @@ fn check_running(mut command: Command, version: &str, words: &[String]) -> anyho
         });
     }
     drop(sender);
-    let mut said = Vec::new();
+    let (mut said, deadline) = (Vec::new(), Instant::now() + PATIENCE);
     let found = loop {
-        match lines.recv_timeout(PATIENCE) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match lines.recv_timeout(left) {
             Ok(line) if words.iter().all(|word| line.contains(word)) => break true,
             Ok(line) => said.push(line),
             Err(_) => break false,
