@@ -54,8 +54,8 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 });
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
 /// By flags. They end with the process.
-static BEDS: Mutex<BTreeMap<Vec<String>, &OnceCell<Result<Bed, String>>>> =
-    Mutex::new(BTreeMap::new());
+static BEDS: Mutex<Beds> = Mutex::new(BTreeMap::new());
+type Beds = BTreeMap<Vec<String>, &'static OnceCell<Result<Bed, String>>>;
 
 /// Runs a test to its end.
 pub fn run<T>(test: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

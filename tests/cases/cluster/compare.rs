@@ -85,7 +85,8 @@ pub fn same_record(got: &str, expected: &str, times: &[(&str, Window)]) -> anyho
     };
     let mut read: Value =
         serde_json::from_str(got).with_context(|| format!("the record is {got}"))?;
-    ensure!(read.to_string() == got, "the record is not compact: {got}");
+    let compact = read.to_string();
+    ensure!(compact == got, "the record is not compact: {got}");
     for (field, (from, to)) in times {
         let Some(time) = expected.get_mut(*field) else {
             continue;

@@ -173,7 +173,7 @@ impl<'a> Real<'a> {
         let interloper = match &look.answered {
             None => None,
             Some(answered) => {
-                self.answered = answered.to_owned();
+                answered.clone_into(&mut self.answered);
                 let meanwhile = self.meanwhile(answered, next)?;
                 Some(Interloper::start(self.bed, self.place, meanwhile).await?)
             }
@@ -407,9 +407,9 @@ impl<'a> Real<'a> {
         }
         match (note_of(look), &look.merge) {
             (Some((key, value)), Some(change)) => {
-                let note = json!({"metadata": {"annotations": {key: value}}});
-                self.edit(&note).await?;
-                merge(&mut self.model.pod, &note);
+                let annotated = json!({"metadata": {"annotations": {key: value}}});
+                self.edit(&annotated).await?;
+                merge(&mut self.model.pod, &annotated);
                 self.comes_about(change).await?;
             }
             (None, Some(change)) => self.change_pod(change).await?,
