@@ -29,6 +29,8 @@ const CONCURRENCY: usize = 16;
 const LOOKS: u32 = 3;
 /// The wall clock may be set, so a far instant is approached in parts.
 const LONGEST_SLEEP: Duration = Duration::from_secs(300);
+/// Pauses before a container is resized once more grow from the first to the second.
+const REPEAT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
 /// After a write the watch tells of it. Where it doesn't, the pod is read.
 const ECHO_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -43,8 +45,10 @@ struct Claim {
     /// Failures in a row, and until when to leave it alone after the last.
     failures: u32,
     pause: Option<Instant>,
-    /// Resizes that were accepted.
-    resizes: u32,
+    /// Containers that were resized, how often one was again, and until when not to do that another time.
+    resized: BTreeSet<String>,
+    repeats: u32,
+    next_resize: Option<Instant>,
     /// The newest version of the pod that was seen in an answer, and until when the watch may take to tell of it.
     newest: Option<(String, Instant)>,
     /// Whether the cache is not to be believed: the pod is read first.
@@ -68,6 +72,20 @@ impl Claim {
         self.newest = Some((newest, until));
         Some(until)
     }
+
+    /// A boost needs one resize of each container. More come where somebody puts the boosted values back each time, and
+    /// that must not become a race.
+    fn count_resize(&mut self, containers: Vec<String>) {
+        let mut again = false;
+        for container in containers {
+            again |= !self.resized.insert(container);
+        }
+        if again {
+            self.repeats += 1;
+            let pause = REPEAT_PAUSE.0.saturating_mul(1 << self.repeats.min(16));
+            self.next_resize = Some(Instant::now() + pause.min(REPEAT_PAUSE.1));
+        }
+    }
 }
 
 /// Whether a version of a pod came before another. Versions are numbers that grow (KEP-5504); where they are not, any
@@ -88,8 +106,8 @@ enum Step {
     Done {
         /// The pod's version, where it is not the cached one.
         newest: Option<String>,
-        /// Whether a resize was accepted.
-        resized: bool,
+        /// The containers of a resize that was accepted.
+        resized: Vec<String>,
     },
     Failed(Failure),
 }
@@ -174,7 +192,10 @@ impl Term {
         }
         let (mut act, mut next) = (None, None);
         match self.sweeper.decide(&pod) {
-            Decision::Revert(revert) => act = Some(revert.due.at),
+            Decision::Revert(revert) => match claim.next_resize.filter(|at| *at > now) {
+                Some(at) => next = Some(at),
+                None => act = Some(revert.due.at),
+            },
             Decision::Finish(finish) => {
                 act = Some(finish.due.unwrap_or_else(|| self.sweeper.clock.now()));
             }
@@ -235,10 +256,7 @@ impl Term {
             Step::Done { newest, resized } => {
                 claim.failures = 0;
                 claim.newest = newest.map(|version| (version, Instant::now() + ECHO_PATIENCE));
-                claim.resizes += u32::from(resized);
-                if resized && claim.resizes > 1 {
-                    claim.pause = Some(Instant::now() + resize_pause(claim.resizes));
-                }
+                claim.count_resize(resized);
             }
             Step::Failed(Failure::Gone) => return self.forget(uid),
             Step::Failed(failure) => {
@@ -261,18 +279,10 @@ impl Term {
     }
 }
 
-/// Before a pod is resized again. One boost needs one resize, or one a container; more come where somebody puts the
-/// boosted values back each time, and that must not become a race.
-fn resize_pause(resizes: u32) -> Duration {
-    Duration::from_millis(250)
-        .saturating_mul(1 << resizes.min(16))
-        .min(Duration::from_secs(60))
-}
-
 /// Does what there is to do with a pod, until a write needs an answer from the kubelet.
 async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &CancellationToken) -> Step {
     let mut fresh: Option<Pod> = None;
-    let mut resized = false;
+    let mut resized = Vec::new();
     for _ in 0..LOOKS {
         if read {
             match sweeper.writer.read(cached).await {
@@ -285,9 +295,15 @@ async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &Cancellati
         let written = match decision {
             // The next leader decides for itself.
             _ if term.is_cancelled() => return done(cached, pod, resized),
-            Decision::Revert(revert) if !resized => {
+            Decision::Revert(revert) if resized.is_empty() => {
                 let written = resize(sweeper, pod, &revert).await;
-                resized = written.is_ok();
+                if written.is_ok() {
+                    resized = revert
+                        .containers
+                        .into_iter()
+                        .map(|container| container.name)
+                        .collect();
+                }
                 written
             }
             Decision::Finish(finish) => self::finish(sweeper, pod, &finish).await,
@@ -311,7 +327,7 @@ async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &Cancellati
     }
 }
 
-fn done(cached: &Pod, pod: &Pod, resized: bool) -> Step {
+fn done(cached: &Pod, pod: &Pod, resized: Vec<String>) -> Step {
     let version = pod.metadata.resource_version.clone();
     let newest =
         version.filter(|version| cached.metadata.resource_version.as_ref() != Some(version));
