@@ -9,10 +9,10 @@ use crate::world::{self, KEY, record_text};
 /// From and to.
 pub type Window = (DateTime<Utc>, DateTime<Utc>);
 
-/// Since then until now, give or take the second that timestamps are rounded to.
+/// Since then until now, give or take the second that timestamps are rounded to, and the one that a look may come late.
 pub fn since(began: DateTime<Utc>) -> Window {
     (
-        began - TimeDelta::seconds(1),
+        began - TimeDelta::seconds(2),
         Utc::now() + TimeDelta::seconds(1),
     )
 }

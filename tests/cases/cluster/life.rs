@@ -104,13 +104,16 @@ impl<'a> Real<'a> {
             bed.make_boosts(place, &boosts).await?;
             bed.boosts_are_seen().await?;
             let marks = json!({"labels": {KEY: "b"}, "annotations": {KEY: annotation}});
-            real.edit(&json!({"metadata": marks})).await?;
+            // The pod as it is with the marks: the operator may be quicker than a look.
+            let marked = real.edit(&json!({"metadata": marks})).await?;
+            real.meet(&marked)?;
         } else {
             bed.make_boosts(place, &boosts).await?;
             bed.boosts_are_seen().await?;
             real.create().await?;
+            let created = real.pod().await?;
+            real.meet(&created)?;
         }
-        real.meet().await?;
         Ok(real)
     }
 
@@ -143,11 +146,10 @@ impl<'a> Real<'a> {
     }
 
     /// Learns what only the real pod can tell: who it is, and when it was boosted.
-    async fn meet(&mut self) -> anyhow::Result<()> {
-        let pod = self.pod().await?;
+    fn meet(&mut self, pod: &Value) -> anyhow::Result<()> {
         let uid = pod["metadata"]["uid"].as_str().context("a uid")?;
         uid.clone_into(&mut self.uid);
-        let record = record_text(&pod).context("the pod has no record")?;
+        let record = record_text(pod).context("the pod has no record")?;
         let annotations = json!({KEY: record});
         let expected = record_text(&self.model.pod).context("the model has no record")?;
         same_record(record, expected, &[("timestamp", since(self.began))]).or_else(|error| {
@@ -178,7 +180,12 @@ impl<'a> Real<'a> {
                 Some(Interloper::start(self.bed, self.place, meanwhile).await?)
             }
         };
-        let began = Utc::now();
+        // Where the pod was made anew, the operator may have ended its boost already.
+        let began = if self.answered.is_empty() {
+            Utc::now()
+        } else {
+            self.began
+        };
         if !std::mem::take(&mut self.made) {
             self.enact(look).await?;
         }
@@ -329,7 +336,8 @@ impl<'a> Real<'a> {
             ensure!(about.is_none(), "there is an Event: {about:?}");
         }
         self.model = World::begin(self.cases, self.id, self.life)?;
-        self.meet().await?;
+        let anew = self.pod().await?;
+        self.meet(&anew)?;
         ensure!(self.uid != old, "the pod was not made anew");
         self.is_immutable(&old).await?;
         same_pod(&self.pod().await?, &self.model.pod, &[])?;
@@ -514,9 +522,9 @@ impl<'a> Real<'a> {
     }
 
     /// A change of the pod by somebody who may do everything.
-    async fn edit(&self, change: &Value) -> anyhow::Result<()> {
+    async fn edit(&self, change: &Value) -> anyhow::Result<Value> {
         let done = self.bed.patch(&self.path, MERGE, change).await?;
-        done.accepted().map(drop)
+        done.accepted()
     }
 
     fn writes(&self) -> anyhow::Result<Vec<Write>> {
