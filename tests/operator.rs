@@ -21,10 +21,12 @@ use kube::{
 };
 use serde_json::{Value, json};
 use testbed::{
-    Behaviour, Cluster, ControlPlane, Options,
+    Behaviour, Cluster, ControlPlane, Options, Supervised,
     cluster::{SYSTEM_NAMESPACE, manifests},
     eventually,
+    process::free_ports,
 };
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SOON: Duration = Duration::from_secs(30);
 const KEY: &str = headstart::api::BOOST_KEY;
@@ -290,6 +292,63 @@ async fn replicas_are_all_ready_and_one_leads(cluster: &Cluster) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Nothing is restarted for it: the replica says what it waits for, and goes on trying.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_api_server_a_replica_lives_and_is_not_ready() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [nobody, webhook, probe] = free_ports()?;
+    let kubeconfig = folder.path().join("kubeconfig");
+    let cluster =
+        json!({"server": format!("https://127.0.0.1:{nobody}"), "insecure-skip-tls-verify": true});
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    });
+    std::fs::write(&kubeconfig, config.to_string())?;
+    let log = folder.path().join("log");
+    let address = |port: u16| format!("127.0.0.1:{port}");
+    let replica = Supervised::spawn(
+        "alone",
+        binary(),
+        &[
+            "run",
+            "--webhook-address",
+            &address(webhook),
+            "--probe-address",
+            &address(probe),
+        ],
+        &[("KUBECONFIG", &kubeconfig)],
+        &log,
+    )?;
+    let tries = || std::fs::read_to_string(&log).map(|log| log.matches("trying again").count());
+    eventually("it has tried several times", SOON, || async {
+        replica.check()?;
+        ensure!(tries()? > 5, "not yet");
+        Ok(())
+    })
+    .await?;
+    let ask = |path: &'static str| async move {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", probe)).await?;
+        stream
+            .write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())
+            .await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        anyhow::Ok(answer)
+    };
+    ensure!(ask("/livez").await?.contains(" 200 "), "it is not live");
+    let ready = ask("/readyz").await?;
+    ensure!(
+        ready.contains(" 503 ") && ready.contains("have not been read yet"),
+        "it should not be ready: {ready}"
+    );
+    replica.check()
 }
 
 #[tokio::test(flavor = "multi_thread")]
