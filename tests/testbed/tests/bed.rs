@@ -291,10 +291,24 @@ async fn outage(plane: &ControlPlane, pods: &Api<Pod>) -> Result<()> {
     Ok(())
 }
 
+/// Tells this test's second run that it is the parent which the first one kills.
+const NESTED: &str = "TESTBED_NESTED";
+
 #[tokio::test]
 async fn processes_end_with_a_killed_parent() -> Result<()> {
+    if env::var_os(NESTED).is_some() {
+        let folder = tempfile::tempdir()?;
+        let child = sh("nested", "sleep 1000", &folder.path().join("log"))?;
+        println!("pid={}", child.pid());
+        return child.wait(Duration::from_secs(60)).await.map(drop);
+    }
     let mut parent = Command::new(env::current_exe()?)
-        .args(["--exact", "nested", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "processes_end_with_a_killed_parent",
+            "--nocapture",
+        ])
+        .env(NESTED, "yes")
         .stdout(Stdio::piped())
         .spawn()?;
     let lines = BufReader::new(parent.stdout.take().context("no output")?).lines();
@@ -312,16 +326,6 @@ async fn processes_end_with_a_killed_parent() -> Result<()> {
         Ok(())
     })
     .await
-}
-
-/// Not a test: the parent that the test above kills.
-#[tokio::test]
-#[ignore = "run by another test"]
-async fn nested() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let child = sh("nested", "sleep 1000", &folder.path().join("log"))?;
-    println!("pid={}", child.pid());
-    child.wait(Duration::from_secs(60)).await.map(drop)
 }
 
 #[tokio::test]
