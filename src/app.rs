@@ -30,7 +30,9 @@ use crate::{
     metrics::Metrics,
     probes::{self, Readiness},
     server::{Stop, serve},
+    snapshots::Snapshots,
     status::Reporter,
+    surroundings,
     sweeper::{Sweeper, Writer},
 };
 
@@ -140,8 +142,9 @@ fn start(
 ) -> Result<CancellationToken, AppError> {
     let client = || Client::try_from(config.clone()).map_err(AppError::Client);
     let (clock, metrics) = (Clock::system(), Arc::new(Metrics::default()));
-    let (boosts, claims) = (Arc::new(Boosts::default()), Arc::new(Claims::default()));
-    let settings = args.settings();
+    let (snapshots, claims) = (Arc::new(Snapshots::default()), Arc::new(Claims::default()));
+    let boosts = Arc::new(Boosts::new(Arc::clone(&snapshots)));
+    let settings = args.admission.settings();
     // Watches hold a connection each; writes and the lease have clients of their own.
     let watching = client()?;
 
@@ -149,6 +152,8 @@ fn start(
     tasks.forever("boosts", async move { kept.0.keep(kept.1).await });
     let kept = (Arc::clone(&claims), watching.clone());
     tasks.forever("claims", async move { kept.0.keep(kept.1).await });
+
+    keep_surroundings(&watching, &snapshots, tasks);
 
     let params = certs::Params {
         namespace: args.namespace.clone(),
@@ -173,14 +178,14 @@ fn start(
         drain: DRAIN,
     };
     let readiness = Readiness {
-        boosts: Arc::clone(&boosts),
+        snapshots: Arc::clone(&snapshots),
         claims: Arc::clone(&claims),
         certs,
         webhook: args.webhook_address,
         ending: ending.begun.clone(),
     };
     let admitter = Arc::new(Admitter {
-        snapshot: Arc::clone(&boosts.snapshot),
+        snapshot: snapshots.reader(),
         settings,
         clock: clock.clone(),
         metrics: metrics.admission.clone(),
@@ -225,6 +230,26 @@ fn start(
         Ok(())
     });
     Ok(released)
+}
+
+fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {
+    let kept = || (client.clone(), Arc::clone(snapshots));
+    let (client, parts) = kept();
+    tasks.forever("namespaces", async move {
+        surroundings::keep_namespaces(client, &parts).await;
+    });
+    let (client, parts) = kept();
+    tasks.forever("limitranges", async move {
+        surroundings::keep_limit_ranges(client, &parts).await;
+    });
+    let (client, parts) = kept();
+    tasks.forever("resourcequotas", async move {
+        surroundings::keep_quotas(client, &parts).await;
+    });
+    let (client, parts) = kept();
+    tasks.forever("nodes", async move {
+        surroundings::keep_nodes(client, &parts).await;
+    });
 }
 
 async fn serve_webhook(

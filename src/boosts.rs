@@ -1,24 +1,28 @@
-//! The boosts that exist: watched on every replica, compiled once a change, published as a [`Snapshot`].
+//! The boosts that exist, of both kinds: watched on every replica, compiled once a change, published as a
+//! [`BoostIndex`].
 //!
-//! Admission reads the snapshot without a lock; the sweeper asks it for a record's boost; the leader reports from here
+//! Admission goes by it, as part of its snapshot; the sweeper asks it for a record's boost; the leader reports from here
 //! what each object compiles to.
 
 use std::{
     collections::BTreeMap,
+    fmt::Debug,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use arc_swap::ArcSwapOption;
 use chrono::{DateTime, Utc};
-use kube::{Api, Client, core::DeserializeGuard, runtime::watcher::Event};
+use kube::{Api, Client, Resource, core::DeserializeGuard, runtime::watcher::Event};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::{
-    api::{BoostStatus, StartupCPUBoost},
+    api::{BoostObject, BoostStatus, ClusterStartupCPUBoost, StartupCPUBoost},
     domain::{
         policy::{BoostKind, Policy, PolicyError},
-        snapshot::Snapshot,
+        snapshot::BoostIndex,
     },
+    snapshots::Snapshots,
     watch::{Told, config, forever},
 };
 
@@ -34,44 +38,64 @@ pub struct Stored {
     pub status: BoostStatus,
 }
 
-/// Namespace and name.
-type Key = (String, String);
+/// Namespace and name; a boost of the cluster has no namespace.
+pub type Key = (String, String);
 
 /// The cache.
 #[derive(Debug)]
 pub struct Boosts {
+    snapshots: Arc<Snapshots>,
     /// Empty until the boosts have been read for the first time.
-    pub snapshot: Arc<ArcSwapOption<Snapshot>>,
-    stored: Mutex<BTreeMap<Key, Stored>>,
+    index: ArcSwapOption<BoostIndex>,
+    stored: Mutex<Stores>,
     specs: watch::Sender<()>,
     changes: watch::Sender<()>,
 }
 
-impl Default for Boosts {
-    fn default() -> Self {
+#[derive(Debug, Default)]
+struct Stores {
+    all: BTreeMap<Key, Stored>,
+    /// Whether the namespaced ones have been read, and those of the cluster.
+    synced: [bool; 2],
+}
+
+impl Boosts {
+    /// An empty cache that hands its part to `snapshots`.
+    #[must_use]
+    pub fn new(snapshots: Arc<Snapshots>) -> Self {
         Self {
-            snapshot: Arc::default(),
+            snapshots,
+            index: ArcSwapOption::empty(),
             stored: Mutex::default(),
             specs: watch::Sender::new(()),
             changes: watch::Sender::new(()),
         }
     }
-}
 
-impl Boosts {
     /// Keeps the cache, for ever.
     pub async fn keep(&self, client: Client) {
+        tokio::join!(
+            self.keep_kind::<StartupCPUBoost>(client.clone(), BoostKind::Namespaced),
+            self.keep_kind::<ClusterStartupCPUBoost>(client, BoostKind::Cluster),
+        );
+    }
+
+    async fn keep_kind<K>(&self, client: Client, kind: BoostKind)
+    where
+        K: BoostObject + Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send,
+        K: 'static,
+    {
         // A guard per object: one that can't be read must not fail the list.
-        let api: Api<DeserializeGuard<StartupCPUBoost>> = Api::all(client);
+        let api: Api<DeserializeGuard<K>> = Api::all(client);
         let mut listed = BTreeMap::new();
         forever(api, config(), |told| match told {
-            Told::Absent => self.replace(BTreeMap::new()),
+            Told::Absent => self.replace(kind, BTreeMap::new()),
             Told::Event(Event::Init) => listed.clear(),
             Told::Event(Event::InitApply(object)) => {
                 let (key, stored) = read(object);
                 listed.insert(key, stored);
             }
-            Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
+            Told::Event(Event::InitDone) => self.replace(kind, std::mem::take(&mut listed)),
             Told::Event(Event::Apply(object)) => {
                 let (key, stored) = read(object);
                 self.update(key, Some(stored));
@@ -84,16 +108,22 @@ impl Boosts {
         .await;
     }
 
+    /// All compiled boosts; empty until they have been read for the first time.
+    #[must_use]
+    pub fn index(&self) -> Option<Arc<BoostIndex>> {
+        self.index.load_full()
+    }
+
     /// Whether the boosts have been read.
     #[must_use]
     pub fn synced(&self) -> bool {
-        self.snapshot.load().is_some()
+        self.index.load().is_some()
     }
 
     /// All of them, by namespace and name.
     #[must_use]
     pub fn all(&self) -> BTreeMap<Key, Stored> {
-        self.stored().clone()
+        self.stored().all.clone()
     }
 
     /// Tells of changes that may change an answer or an end.
@@ -108,21 +138,26 @@ impl Boosts {
         self.changes.subscribe()
     }
 
-    fn stored(&self) -> std::sync::MutexGuard<'_, BTreeMap<Key, Stored>> {
+    fn stored(&self) -> std::sync::MutexGuard<'_, Stores> {
         // Nobody panics while holding it: the map is only read and replaced.
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn replace(&self, new: BTreeMap<Key, Stored>) {
-        *self.stored() = new;
+    fn replace(&self, kind: BoostKind, new: BTreeMap<Key, Stored>) {
+        {
+            let mut stored = self.stored();
+            stored.all.retain(|key, _| kind_of(key) != kind);
+            stored.all.extend(new);
+            stored.synced[usize::from(kind == BoostKind::Cluster)] = true;
+        }
         self.publish();
         self.changes.send_replace(());
     }
 
     fn update(&self, key: Key, new: Option<Stored>) {
         let same_spec = {
-            let mut stored = self.stored();
-            let old = stored.remove(&key);
+            let all = &mut self.stored().all;
+            let old = all.remove(&key);
             let same = match (&old, &new) {
                 (Some(old), Some(new)) => old.uid == new.uid && old.generation == new.generation,
                 _ => false,
@@ -131,7 +166,7 @@ impl Boosts {
                 if let (true, Some(old)) = (same, old) {
                     new.policy = old.policy;
                 }
-                stored.insert(key, new);
+                all.insert(key, new);
             }
             same
         };
@@ -142,32 +177,45 @@ impl Boosts {
         self.changes.send_replace(());
     }
 
+    /// Publishes what compiles, once both kinds have been read.
     fn publish(&self) {
-        let policies: Vec<_> = self
-            .stored()
-            .iter()
-            .filter_map(|((namespace, _), stored)| {
-                Some((namespace.clone(), stored.policy.clone().ok()?))
-            })
-            .collect();
-        self.snapshot.store(Some(Arc::new(Snapshot::new(policies))));
+        let index = {
+            let stored = self.stored();
+            if stored.synced != [true; 2] {
+                return;
+            }
+            let all = stored.all.iter();
+            Arc::new(BoostIndex::new(all.filter_map(
+                |((namespace, _), stored)| Some((namespace.clone(), stored.policy.clone().ok()?)),
+            )))
+        };
+        self.index.store(Some(Arc::clone(&index)));
+        self.snapshots.set(|parts| parts.boosts = Some(index));
         self.specs.send_replace(());
     }
 }
 
-fn read(DeserializeGuard(object): DeserializeGuard<StartupCPUBoost>) -> (Key, Stored) {
+/// Which kind of boost a key is of.
+#[must_use]
+pub fn kind_of((namespace, _): &Key) -> BoostKind {
+    if namespace.is_empty() {
+        BoostKind::Cluster
+    } else {
+        BoostKind::Namespaced
+    }
+}
+
+fn read<K>(DeserializeGuard(object): DeserializeGuard<K>) -> (Key, Stored)
+where
+    K: BoostObject + Resource<DynamicType = ()>,
+{
     let (metadata, status) = match &object {
-        Ok(boost) => (boost.metadata.clone(), boost.status.clone()),
+        Ok(boost) => (boost.meta().clone(), boost.status().cloned()),
         Err(invalid) => (invalid.metadata.clone(), None),
     };
     let name = metadata.name.unwrap_or_default();
     let policy = match object {
-        Ok(boost) => Policy::compile(
-            BoostKind::Namespaced,
-            &name,
-            created(metadata.creation_timestamp.as_ref()),
-            &boost,
-        ),
+        Ok(boost) => Policy::compile(&name, created(metadata.creation_timestamp.as_ref()), &boost),
         Err(invalid) => Err(PolicyError {
             field: "spec".to_owned(),
             problem: invalid.error,

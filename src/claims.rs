@@ -44,11 +44,13 @@ impl Claims {
                 // Every API server has pods; an empty answer here would be a mistake.
                 Told::Absent => {}
                 Told::Event(Event::Init) => listed.clear(),
-                Told::Event(Event::InitApply(pod)) => {
+                Told::Event(Event::InitApply(mut pod)) => {
+                    pod.forget_placement();
                     listed.insert(uid(&pod), Arc::new(pod));
                 }
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
-                Told::Event(Event::Apply(pod)) => {
+                Told::Event(Event::Apply(mut pod)) => {
+                    pod.forget_placement();
                     let uid = uid(&pod);
                     self.change(uid, |pods, uid| {
                         pods.insert(uid, Arc::new(pod));

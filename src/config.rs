@@ -7,7 +7,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use crate::domain::{admission::Settings, end::EndSettings};
+use crate::domain::{admission::Settings, end::EndSettings, quantity::MilliCpu};
 
 /// Flags of `headstart run`. Each has an environment variable.
 #[derive(Args, Clone, Debug)]
@@ -43,23 +43,14 @@ pub struct RunArgs {
     )]
     pub probe_address: SocketAddr,
 
-    /// Remove a boosted container's CPU limit instead of raising it, where that keeps the pod's QoS class
-    #[arg(long, env = "REMOVE_LIMITS", default_value = "false", value_name = "BOOL",
-          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
-    pub remove_limits: bool,
+    /// What pods get, and until when.
+    #[command(flatten)]
+    pub admission: AdmissionArgs,
 
     /// Boost again when a container restarts (not in this version: only false is accepted)
     #[arg(long, env = "BOOST_ON_RESTART", default_value = "false", value_name = "BOOL",
           num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = not_yet)]
     pub boost_on_restart: bool,
-
-    /// The latest end of any boost, counted from scheduling: 1m to 30d
-    #[arg(long, env = "BOOST_DEADLINE", default_value = "1h", value_name = "DURATION", value_parser = deadline)]
-    pub boost_deadline: Duration,
-
-    /// Take the boost back from a pod that has not found a node for so long: 1s to 30d
-    #[arg(long, env = "UNSCHEDULABLE_AFTER", default_value = "30s", value_name = "DURATION", value_parser = unschedulable)]
-    pub unschedulable_after: Duration,
 
     /// The Secret that holds the webhook's certificates
     #[arg(
@@ -110,6 +101,42 @@ pub struct RunArgs {
     pub log_format: LogFormat,
 }
 
+/// Flags that decide what a pod gets, and until when: `headstart run` and `headstart explain` have them.
+#[derive(Args, Clone, Debug)]
+pub struct AdmissionArgs {
+    /// Remove a boosted container's CPU limit instead of raising it, where that keeps the pod's QoS class
+    #[arg(long, env = "REMOVE_LIMITS", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub remove_limits: bool,
+
+    /// The most CPU that a boosted request or limit may have: 2, 1500m
+    #[arg(long, env = "MAX_BOOSTED_CPU", value_name = "CPU", value_parser = cpu)]
+    pub max_boosted_cpu: Option<MilliCpu>,
+
+    /// Boost also where a ResourceQuota has no room for it; the API server then refuses the pod
+    #[arg(long, env = "IGNORE_QUOTA", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub ignore_quota: bool,
+
+    /// Boost also pods that could land on a node whose kubelet is older than 1.33 and can't take the boost back
+    #[arg(long, env = "ALLOW_OLD_KUBELETS", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub allow_old_kubelets: bool,
+
+    /// Leave Guaranteed pods alone: under a static CPU manager they can't be resized back
+    #[arg(long, env = "SKIP_GUARANTEED", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub skip_guaranteed: bool,
+
+    /// The latest end of any boost, counted from scheduling: 1m to 30d
+    #[arg(long, env = "BOOST_DEADLINE", default_value = "1h", value_name = "DURATION", value_parser = deadline)]
+    pub boost_deadline: Duration,
+
+    /// Take the boost back from a pod that has not found a node for so long: 1s to 30d
+    #[arg(long, env = "UNSCHEDULABLE_AFTER", default_value = "30s", value_name = "DURATION", value_parser = unschedulable)]
+    pub unschedulable_after: Duration,
+}
+
 /// Form of the logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -120,19 +147,6 @@ pub enum LogFormat {
 }
 
 impl RunArgs {
-    /// What the domain needs of them.
-    #[must_use]
-    pub fn settings(&self) -> Settings {
-        let end = EndSettings {
-            deadline_seconds: self.boost_deadline.as_secs(),
-            unschedulable_seconds: self.unschedulable_after.as_secs(),
-        };
-        Settings {
-            remove_limits: self.remove_limits,
-            end,
-        }
-    }
-
     /// The names that the webhook's certificate is for.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
@@ -140,6 +154,24 @@ impl RunArgs {
             vec![format!("headstart.{}.svc", self.namespace)]
         } else {
             self.certificate_names.clone()
+        }
+    }
+}
+
+impl AdmissionArgs {
+    /// What the domain needs of them.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        Settings {
+            remove_limits: self.remove_limits,
+            max_boosted_cpu: self.max_boosted_cpu,
+            ignore_quota: self.ignore_quota,
+            allow_old_kubelets: self.allow_old_kubelets,
+            skip_guaranteed: self.skip_guaranteed,
+            end: EndSettings {
+                deadline_seconds: self.boost_deadline.as_secs(),
+                unschedulable_seconds: self.unschedulable_after.as_secs(),
+            },
         }
     }
 }
@@ -163,6 +195,14 @@ fn not_yet(text: &str) -> Result<bool, String> {
         );
     }
     Ok(false)
+}
+
+fn cpu(text: &str) -> Result<MilliCpu, String> {
+    match text.parse::<MilliCpu>() {
+        Ok(cpu) if !cpu.is_zero() => Ok(cpu),
+        Ok(_) => Err("must be above 0".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn deadline(text: &str) -> Result<Duration, String> {

@@ -3,8 +3,10 @@
 //! Data flows one way. On every replica:
 //!
 //! ```text
-//! StartupCPUBoost ─ watch ─► boosts ─► Snapshot ─┐
-//! review ─ server ─► admission ─ domain::admission ─► JSON Patch: CPU, claim, record
+//! StartupCPUBoost ─ watch ─► boosts ──────────────────────────────┐
+//! Namespace, LimitRange, ResourceQuota, Node ─► surroundings ─► snapshots ─► Snapshot ─┐
+//! review ─ server ─► admission ─ domain::admission ◄───────────────────────────────────┘
+//!                                     └─► JSON Patch: CPU, claim, record
 //! ```
 //!
 //! and on the replica that holds the [`lease`]:
@@ -32,7 +34,9 @@ pub mod lease;
 pub mod metrics;
 pub mod probes;
 pub mod server;
+pub mod snapshots;
 pub mod status;
+pub mod surroundings;
 pub mod sweeper;
 pub mod telemetry;
 pub mod watch;

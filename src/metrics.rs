@@ -20,6 +20,7 @@ use prometheus_client::{
 
 use crate::domain::{
     admission::Outcome,
+    clamp::Clamp,
     end::EndedBy,
     failure::Failure,
     reason::Reason,
@@ -59,6 +60,11 @@ struct OutcomeLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClampLabel {
+    by: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WriteLabels {
     write: &'static str,
     result: &'static str,
@@ -73,6 +79,7 @@ struct EndLabel {
 #[derive(Clone, Debug)]
 pub struct AdmissionMetrics {
     reviews: Family<OutcomeLabels, Counter>,
+    clamped: Family<ClampLabel, Counter>,
     seconds: Histogram,
 }
 
@@ -173,7 +180,16 @@ impl AdmissionMetrics {
                 reason: "",
             });
         }
+        let clamped = Family::<ClampLabel, Counter>::default();
+        for by in Clamp::ALL {
+            let _ = clamped.get_or_create(&ClampLabel { by: by.as_str() });
+        }
         let seconds = Histogram::new(exponential_buckets(1e-5, 2.0, 14));
+        registry.register(
+            "admission_clamped_containers",
+            "Containers boosted by less than their policy says, dry runs left out",
+            clamped.clone(),
+        );
         registry.register(
             "admission_reviews",
             "Admission reviews answered, dry runs left out",
@@ -184,7 +200,11 @@ impl AdmissionMetrics {
             "From a review's body to its answer",
             seconds.clone(),
         );
-        Self { reviews, seconds }
+        Self {
+            reviews,
+            clamped,
+            seconds,
+        }
     }
 
     /// Counts an answer; `None` is one that must not be counted.
@@ -200,6 +220,13 @@ impl AdmissionMetrics {
             .get_or_create(&OutcomeLabels { outcome, reason })
             .inc();
         self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts a container that got less than its policy says.
+    pub fn clamped(&self, by: Clamp) {
+        self.clamped
+            .get_or_create(&ClampLabel { by: by.as_str() })
+            .inc();
     }
 
     /// Counts a body that could not be read.

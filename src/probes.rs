@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 use warp::{Filter, Reply, http::StatusCode};
 
 use crate::{
-    boosts::Boosts,
     certs::Certs,
     claims::Claims,
     metrics::{self, Metrics},
+    snapshots::Snapshots,
 };
 
 /// A handshake with ourselves takes about a millisecond.
@@ -24,8 +24,8 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(1);
 /// What readiness is made of.
 #[derive(Clone)]
 pub struct Readiness {
-    /// Boosts that have been read.
-    pub boosts: Arc<Boosts>,
+    /// Everything that admission goes by.
+    pub snapshots: Arc<Snapshots>,
     /// Claims that have been listed.
     pub claims: Arc<Claims>,
     /// A certificate that is loaded.
@@ -38,22 +38,23 @@ pub struct Readiness {
 
 impl Readiness {
     /// What is missing, if anything is.
-    async fn missing(&self) -> Option<&'static str> {
+    async fn missing(&self) -> Option<String> {
         if self.ending.is_cancelled() {
-            return Some("shutting down");
+            return Some("shutting down".to_owned());
         }
-        if !self.boosts.synced() {
-            return Some("the boosts have not been read yet");
+        let unread = self.snapshots.missing();
+        if !unread.is_empty() {
+            return Some(format!("not read yet: {}", unread.join(", ")));
         }
         if !self.claims.synced() {
-            return Some("the boosted pods have not been listed yet");
+            return Some("the boosted pods have not been listed yet".to_owned());
         }
         if !self.certs.slot().is_loaded() {
-            return Some("no certificate is loaded yet");
+            return Some("no certificate is loaded yet".to_owned());
         }
         match timeout(HANDSHAKE_DEADLINE, self.handshake()).await {
             Ok(Some(())) => None,
-            _ => Some("the webhook's listener does not answer"),
+            _ => Some("the webhook's listener does not answer".to_owned()),
         }
     }
 
@@ -98,7 +99,7 @@ pub fn routes(
         let readiness = readiness.clone();
         async move {
             match readiness.missing().await {
-                None => warp::reply::with_status("ok", StatusCode::OK),
+                None => warp::reply::with_status("ok".to_owned(), StatusCode::OK),
                 Some(missing) => warp::reply::with_status(missing, StatusCode::SERVICE_UNAVAILABLE),
             }
         }

@@ -4,17 +4,19 @@ use std::{sync::Arc, time::Duration};
 
 use chrono::SecondsFormat;
 use kube::{
-    Api, Client,
+    Api, Client, Resource,
     api::{Patch, PatchParams},
 };
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    api::{BoostStatus, Condition, StartupCPUBoost},
-    boosts::{Boosts, Stored},
+    api::{BoostStatus, ClusterStartupCPUBoost, Condition, StartupCPUBoost},
+    boosts::{Boosts, Key, Stored, kind_of},
     clock::Clock,
+    domain::policy::BoostKind,
     error::Chain,
     metrics::Metrics,
 };
@@ -63,24 +65,30 @@ impl Reporter {
         self.metrics
             .count_boosts(boosts.keys().map(|(namespace, _)| namespace));
         let mut all_written = true;
-        for ((namespace, name), stored) in boosts {
+        for (key, stored) in boosts {
             let status = self.status(&stored);
             if status != stored.status {
-                all_written &= self.write(&namespace, &name, &status).await;
+                all_written &= self.write(&key, &status).await;
             }
         }
         all_written
     }
 
-    async fn write(&self, namespace: &str, name: &str, status: &BoostStatus) -> bool {
-        let api = Api::<StartupCPUBoost>::namespaced(self.client.clone(), namespace);
-        let params = PatchParams {
-            field_manager: Some("headstart".to_owned()),
-            ..PatchParams::default()
+    async fn write(&self, key: &Key, status: &BoostStatus) -> bool {
+        let (namespace, name) = key;
+        let client = self.client.clone();
+        let written = match kind_of(key) {
+            BoostKind::Namespaced => {
+                let api = Api::<StartupCPUBoost>::namespaced(client, namespace);
+                timeout(DEADLINE, patch(&api, name, status)).await
+            }
+            BoostKind::Cluster => {
+                let api = Api::<ClusterStartupCPUBoost>::all(client);
+                timeout(DEADLINE, patch(&api, name, status)).await
+            }
         };
-        let body = Patch::Merge(json!({"status": status}));
-        match timeout(DEADLINE, api.patch_status(name, &params, &body)).await {
-            Ok(Ok(_)) => return true,
+        match written {
+            Ok(Ok(())) => return true,
             // It was deleted meanwhile.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => return true,
             Ok(Err(error)) => {
@@ -131,4 +139,16 @@ impl Reporter {
         }
         status
     }
+}
+
+async fn patch<K>(api: &Api<K>, name: &str, status: &BoostStatus) -> kube::Result<()>
+where
+    K: Resource + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let params = PatchParams {
+        field_manager: Some("headstart".to_owned()),
+        ..PatchParams::default()
+    };
+    let body = Patch::Merge(json!({"status": status}));
+    api.patch_status(name, &params, &body).await.map(drop)
 }

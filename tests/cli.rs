@@ -201,21 +201,25 @@ fn every_flag_has_a_variable_of_its_own() {
 #[test]
 fn flags_are_read() {
     let args = read(&[]);
-    assert!(!args.remove_limits);
+    assert!(!args.admission.remove_limits);
     assert_eq!(args.names(), ["headstart.headstart-system.svc"]);
-    assert_eq!(args.settings().end.deadline_seconds, 3600);
-    assert_eq!(args.settings().end.unschedulable_seconds, 30);
+    assert_eq!(args.admission.settings().end.deadline_seconds, 3600);
+    assert_eq!(args.admission.settings().end.unschedulable_seconds, 30);
 
     for (args, remove) in [
         (&["--remove-limits"][..], true),
         (&["--remove-limits=true"], true),
         (&["--remove-limits=0"], false),
     ] {
-        assert_eq!(read(args).settings().remove_limits, remove, "{args:?}");
+        assert_eq!(
+            read(args).admission.settings().remove_limits,
+            remove,
+            "{args:?}"
+        );
     }
     for (value, seconds) in [("1m", 60), ("90s", 90), ("2h", 7200), ("30d", 2_592_000)] {
         let args = read(&["--boost-deadline", value, "--unschedulable-after", value]);
-        let end = args.settings().end;
+        let end = args.admission.settings().end;
         assert_eq!(
             (end.deadline_seconds, end.unschedulable_seconds),
             (seconds, seconds)

@@ -10,12 +10,12 @@ use headstart::{
         cpu::Cpu,
         end::EndSettings,
         patch,
-        policy::{BoostKind, Policy},
+        policy::Policy,
         qos::qos_class,
         quantity::MilliCpu,
         record::Record,
         revert::{Decision, decide},
-        snapshot::Snapshot,
+        snapshot::{BoostIndex, Snapshot},
     },
 };
 use proptest::prelude::*;
@@ -158,14 +158,14 @@ fn policy() -> impl Strategy<Value = Arc<Policy>> {
             },
         }))
         .expect("a boost of ours");
-        Arc::new(Policy::compile(BoostKind::Namespaced, "b", now(), &boost).expect("it compiles"))
+        Arc::new(Policy::compile("b", now(), &boost).expect("it compiles"))
     })
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
     any::<bool>().prop_map(|remove_limits| Settings {
         remove_limits,
-        end: EndSettings::default(),
+        ..Settings::default()
     })
 }
 
@@ -178,7 +178,11 @@ fn read(pod: &Value) -> Pod {
 }
 
 fn snapshot(policy: &Arc<Policy>) -> Snapshot {
-    Snapshot::new([("ns".to_owned(), Arc::clone(policy))])
+    let policies = [("ns".to_owned(), Arc::clone(policy))];
+    Snapshot {
+        boosts: Arc::new(BoostIndex::new(policies)),
+        ..Snapshot::default()
+    }
 }
 
 fn cpus(pod: &Pod) -> Vec<Cpu> {

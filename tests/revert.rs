@@ -14,6 +14,7 @@ use std::{
 
 use chrono::{SecondsFormat, TimeDelta};
 use common::*;
+use headstart::domain::policy::BoostKind;
 use serde_json::{Value, json};
 use testbed::memory::{Fault, MemoryServer, Recorded, Resize};
 use tokio::time::sleep;
@@ -733,8 +734,10 @@ async fn without_a_crd_the_records_decide_and_boosts_count_once_it_is_there() {
     let replica = Replica::start(&server, "a");
     let _term = replica.lead();
     until_ended(&server, "p", secs(1)).await;
-    let snapshot = || replica.boosts.snapshot.load_full();
-    let known = || snapshot().is_some_and(|all| all.named(NS, "b").is_some());
+    let known = || {
+        let index = replica.boosts.index();
+        index.is_some_and(|all| all.named(BoostKind::Namespaced, NS, "b").is_some())
+    };
     assert!(replica.boosts.synced() && !known());
 
     sleep_until_second(&server, 120.0).await;
@@ -770,8 +773,8 @@ async fn a_term_waits_five_seconds_for_boosts_that_do_not_come() {
 async fn a_crd_that_is_removed_ends_no_boost_early_and_admits_none() {
     let (server, replica, _term) = one_pod_and_its_boost(&until_ready(), &ready_end()).await;
     let known = || {
-        let snapshot = replica.boosts.snapshot.load_full();
-        snapshot.is_some_and(|all| all.named(NS, "b").is_some())
+        let index = replica.boosts.index();
+        index.is_some_and(|all| all.named(BoostKind::Namespaced, NS, "b").is_some())
     };
     until("the boost is known", secs(1), known).await;
     sleep_until_second(&server, 10.0).await;

@@ -18,9 +18,8 @@ use headstart::{
     clock::Clock,
     domain::{
         admission::Settings,
-        end::EndSettings,
-        policy::{BoostKind, Policy},
-        snapshot::Snapshot,
+        policy::Policy,
+        snapshot::{BoostIndex, Snapshot},
     },
     metrics::Metrics,
     server::{Stop, serve},
@@ -64,12 +63,12 @@ impl Webhook {
         let webhook = Self::unsynced();
         let object: StartupCPUBoost =
             serde_json::from_value(boost("b", &until_ready())).expect("a boost");
-        let policy = Policy::compile(BoostKind::Namespaced, "b", DateTime::default(), &object);
+        let policy = Policy::compile("b", DateTime::default(), &object);
         let policies = [(NS.to_owned(), Arc::new(policy.expect("it compiles")))];
-        webhook
-            .admitter
-            .snapshot
-            .store(Some(Arc::new(Snapshot::new(policies))));
+        webhook.admitter.snapshot.store(Some(Arc::new(Snapshot {
+            boosts: Arc::new(BoostIndex::new(policies)),
+            ..Snapshot::default()
+        })));
         webhook
     }
 
@@ -79,10 +78,7 @@ impl Webhook {
         let now: DateTime<Utc> = "2026-12-01T09:59:58Z".parse().expect("a time");
         let admitter = Admitter {
             snapshot: Arc::new(ArcSwapOption::empty()),
-            settings: Settings {
-                remove_limits: false,
-                end: EndSettings::default(),
-            },
+            settings: Settings::default(),
             clock: Clock::new(move || now),
             metrics: metrics.admission.clone(),
         };

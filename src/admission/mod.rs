@@ -80,6 +80,12 @@ impl Admitter {
             pod = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref()).unwrap_or_default(),
         );
         span.in_scope(|| log(&admission));
+        if !request.is_dry_run() {
+            let clamps = admission.containers.iter();
+            clamps
+                .filter_map(|decision| decision.clamped)
+                .for_each(|by| self.metrics.clamped(by));
+        }
         let patch = patch::admission(&pod, &admission);
         Ok((
             counted(admission.outcome),

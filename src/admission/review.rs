@@ -3,7 +3,7 @@
 //! Own types instead of kube's: the pod is parsed only where the review is about a new pod, and the patch goes out in
 //! base64 (kube writes an array of numbers, three times as long).
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use json_patch::Patch;
@@ -173,8 +173,11 @@ struct Response<'a> {
     patch: Option<String>,
     /// They appear in the API server's audit log, under the webhook's name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    audit_annotations: BTreeMap<&'static str, &'a str>,
+    audit_annotations: Notes<'a>,
 }
+
+/// What the audit log gets to say of an answer.
+type Notes<'a> = BTreeMap<&'static str, Cow<'a, str>>;
 
 struct True;
 
@@ -203,22 +206,31 @@ pub(super) fn patched(uid: &str, admission: &Admission, patch: &Patch) -> Vec<u8
     let boost = admission.boost.as_ref().map(|boost| boost.name.as_str());
     let bytes = (!patch.0.is_empty())
         .then(|| serde_json::to_vec(patch).expect("a JSON Patch can be written as JSON"));
-    answer(uid, bytes, notes(boost, reason))
+    let mut notes = notes(boost, reason);
+    if let Some(clamped) = clamped(admission) {
+        notes.insert("clamped", clamped.into());
+    }
+    answer(uid, bytes, notes)
 }
 
-fn notes(boost: Option<&str>, reason: Option<Reason>) -> BTreeMap<&'static str, &str> {
-    let boost = boost.map(|boost| ("boost", boost));
+fn notes(boost: Option<&str>, reason: Option<Reason>) -> Notes<'_> {
+    let boost = boost.map(|boost| ("boost", boost.into()));
     boost
         .into_iter()
-        .chain(reason.map(|reason| ("skipped", reason.as_str())))
+        .chain(reason.map(|reason| ("skipped", reason.as_str().into())))
         .collect()
 }
 
-fn answer(
-    uid: &str,
-    patch: Option<Vec<u8>>,
-    audit_annotations: BTreeMap<&'static str, &str>,
-) -> Vec<u8> {
+/// Which containers get less than their policy says, and why: `app=LimitRange`.
+fn clamped(admission: &Admission) -> Option<String> {
+    let clamps = admission
+        .containers
+        .iter()
+        .filter_map(|decision| Some(format!("{}={}", decision.name, decision.clamped?.as_str())));
+    Some(clamps.collect::<Vec<_>>().join(",")).filter(|text| !text.is_empty())
+}
+
+fn answer(uid: &str, patch: Option<Vec<u8>>, audit_annotations: Notes<'_>) -> Vec<u8> {
     let response = Response {
         uid,
         allowed: True,

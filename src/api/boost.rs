@@ -11,6 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
+use crate::domain::policy::BoostKind;
+
 /// Longest delay and deadline in seconds: 30 days.
 const MONTH_SECONDS: i64 = 2_592_000;
 
@@ -31,32 +33,67 @@ pub struct StartupCPUBoost {
     pub status: Option<BoostStatus>,
 }
 
-impl kube::Resource for StartupCPUBoost {
-    type DynamicType = ();
-    type Scope = kube::core::NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        "StartupCPUBoost".into()
-    }
-    fn group((): &()) -> Cow<'_, str> {
-        super::GROUP.into()
-    }
-    fn version((): &()) -> Cow<'_, str> {
-        super::VERSION.into()
-    }
-    fn plural((): &()) -> Cow<'_, str> {
-        "startupcpuboosts".into()
-    }
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
+/// A boost for the namespaces that it selects (Headstart).
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStartupCPUBoost {
+    /// Standard metadata.
+    pub metadata: ObjectMeta,
+    /// Which namespaces; absent or empty selects all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Which of their pods; absent or empty selects all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selector: Option<LabelSelector>,
+    /// What to do with them.
+    #[serde(default)]
+    pub spec: BoostSpec,
+    /// What was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<BoostStatus>,
 }
+
+macro_rules! resource {
+    ($type:ident, $scope:ident, $plural:literal) => {
+        impl kube::Resource for $type {
+            type DynamicType = ();
+            type Scope = kube::core::$scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                stringify!($type).into()
+            }
+            fn group((): &()) -> Cow<'_, str> {
+                super::GROUP.into()
+            }
+            fn version((): &()) -> Cow<'_, str> {
+                super::VERSION.into()
+            }
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata
+            }
+        }
+    };
+}
+
+resource!(StartupCPUBoost, NamespaceResourceScope, "startupcpuboosts");
+resource!(
+    ClusterStartupCPUBoost,
+    ClusterResourceScope,
+    "clusterstartupcpuboosts"
+);
 
 /// What every kind of boost has, whatever its scope.
 pub trait BoostObject {
+    /// Which kind it is.
+    fn boost_kind(&self) -> BoostKind;
+    /// Which namespaces, by their labels.
+    fn namespace_selector(&self) -> Option<&LabelSelector>;
     /// Which pods, by their labels.
     fn selector(&self) -> Option<&LabelSelector>;
     /// What to do with them.
@@ -66,6 +103,30 @@ pub trait BoostObject {
 }
 
 impl BoostObject for StartupCPUBoost {
+    fn boost_kind(&self) -> BoostKind {
+        BoostKind::Namespaced
+    }
+    fn namespace_selector(&self) -> Option<&LabelSelector> {
+        None
+    }
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.selector.as_ref()
+    }
+    fn spec(&self) -> &BoostSpec {
+        &self.spec
+    }
+    fn status(&self) -> Option<&BoostStatus> {
+        self.status.as_ref()
+    }
+}
+
+impl BoostObject for ClusterStartupCPUBoost {
+    fn boost_kind(&self) -> BoostKind {
+        BoostKind::Cluster
+    }
+    fn namespace_selector(&self) -> Option<&LabelSelector> {
+        self.namespace_selector.as_ref()
+    }
     fn selector(&self) -> Option<&LabelSelector> {
         self.selector.as_ref()
     }

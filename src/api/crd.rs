@@ -1,16 +1,16 @@
-//! The `CustomResourceDefinition`, made from the types.
+//! The `CustomResourceDefinition`s, made from the types.
 //!
 //! `headstart crd` prints it; `manifests/crd.yaml` is that print, and a test fails when the two differ.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{BoostSpec, BoostStatus, GROUP, VERSION};
 
 /// The definitions, as JSON values with the fields in the order in which people expect them.
 #[must_use]
 pub fn crds() -> Vec<Value> {
-    vec![namespaced()]
+    vec![namespaced(), cluster()]
 }
 
 /// The definitions as a YAML stream.
@@ -27,19 +27,65 @@ pub fn crds_yaml() -> String {
 }
 
 fn namespaced() -> Value {
+    let selector = selector("Which pods of the namespace, by their labels. Absent or empty: all.");
+    definition(&Names {
+        kind: "StartupCPUBoost",
+        scope: "Namespaced",
+        short: "scb",
+        description: "Gives the selected pods of its namespace more CPU while they start.",
+        selectors: vec![("selector", selector)],
+    })
+}
+
+fn cluster() -> Value {
+    let namespaces = selector("Which namespaces, by their labels. Absent or empty: all.");
+    let pods = selector("Which of their pods, by their labels. Absent or empty: all.");
+    definition(&Names {
+        kind: "ClusterStartupCPUBoost",
+        scope: "Cluster",
+        short: "cscb",
+        description: "Gives the selected pods of the selected namespaces more CPU while they start (Headstart). A StartupCPUBoost of the namespace goes before it.",
+        selectors: vec![("namespaceSelector", namespaces), ("selector", pods)],
+    })
+}
+
+/// In what the two definitions differ.
+struct Names {
+    kind: &'static str,
+    scope: &'static str,
+    short: &'static str,
+    description: &'static str,
+    selectors: Vec<(&'static str, Value)>,
+}
+
+fn definition(names: &Names) -> Value {
+    let singular = names.kind.to_lowercase();
+    let mut properties = Map::new();
+    for (name, of) in [
+        ("apiVersion", "string"),
+        ("kind", "string"),
+        ("metadata", "object"),
+    ] {
+        properties.insert(name.into(), json!({"type": of}));
+    }
+    for (name, schema) in &names.selectors {
+        properties.insert((*name).into(), schema.clone());
+    }
+    properties.insert("spec".into(), schema::<BoostSpec>());
+    properties.insert("status".into(), schema::<BoostStatus>());
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("startupcpuboosts.{GROUP}")},
+        "metadata": {"name": format!("{singular}s.{GROUP}")},
         "spec": {
             "group": GROUP,
-            "scope": "Namespaced",
+            "scope": names.scope,
             "names": {
-                "kind": "StartupCPUBoost",
-                "listKind": "StartupCPUBoostList",
-                "plural": "startupcpuboosts",
-                "singular": "startupcpuboost",
-                "shortNames": ["scb"],
+                "kind": names.kind,
+                "listKind": format!("{}List", names.kind),
+                "plural": format!("{singular}s"),
+                "singular": singular,
+                "shortNames": [names.short],
             },
             "versions": [{
                 "name": VERSION,
@@ -48,17 +94,10 @@ fn namespaced() -> Value {
                 "subresources": {"status": {}},
                 "additionalPrinterColumns": columns(),
                 "schema": {"openAPIV3Schema": {
-                    "description": "Gives the selected pods of its namespace more CPU while they start.",
+                    "description": names.description,
                     "type": "object",
                     "required": ["spec"],
-                    "properties": {
-                        "apiVersion": {"type": "string"},
-                        "kind": {"type": "string"},
-                        "metadata": {"type": "object"},
-                        "selector": selector("Which pods of the namespace, by their labels. Absent or empty: all."),
-                        "spec": schema::<BoostSpec>(),
-                        "status": schema::<BoostStatus>(),
-                    },
+                    "properties": properties,
                     "x-kubernetes-validations": [{
                         "rule": "self.metadata.name.size() <= 63",
                         "message": "metadata.name must have at most 63 characters, because pods carry it as a label value",

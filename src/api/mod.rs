@@ -4,13 +4,20 @@
 //! here is ever written back whole. All writes are patches (see [`crate::domain::patch`]).
 
 mod boost;
+mod cluster;
 mod crd;
 mod pod;
 
 pub use boost::{
-    BoostObject, BoostSpec, BoostStatus, Condition, ContainerCondition, ContainerPolicy,
-    ControlledValues, CpuValue, DurationPolicy, DurationUnit, FixedDuration, FixedResources,
-    MatchContainers, MatchType, PercentageIncrease, PodCondition, ResourcePolicy, StartupCPUBoost,
+    BoostObject, BoostSpec, BoostStatus, ClusterStartupCPUBoost, Condition, ContainerCondition,
+    ContainerPolicy, ControlledValues, CpuValue, DurationPolicy, DurationUnit, FixedDuration,
+    FixedResources, MatchContainers, MatchType, PercentageIncrease, PodCondition, ResourcePolicy,
+    StartupCPUBoost,
+};
+pub use cluster::{
+    CpuAmount, Labels, LimitRange, LimitRangeItem, LimitRangeSpec, Namespace, Node, NodeInfo,
+    NodeSpec, NodeStatus, QuotaAmounts, QuotaSpec, QuotaStatus, ResourceQuota, ScopeRequirement,
+    ScopeSelector, Taint, Toleration,
 };
 pub use crd::{crds, crds_yaml};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;

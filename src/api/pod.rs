@@ -8,6 +8,8 @@ use chrono::{DateTime, Utc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use serde::{Deserialize, Deserializer, de};
 
+use super::cluster::{CpuAmount, Toleration};
+
 /// A pod as far as Headstart is concerned.
 #[derive(kube::Resource, Clone, Debug, Default, Deserialize)]
 #[resource(inherit = "k8s_openapi::api::core::v1::Pod")]
@@ -41,6 +43,21 @@ pub struct PodSpec {
     /// Operating system, where the pod names one.
     #[serde(default)]
     pub os: Option<PodOs>,
+    /// What the sandbox needs beside the containers (its RuntimeClass says so).
+    #[serde(default)]
+    pub overhead: Option<CpuAmount>,
+    /// Labels that its node must have.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that its node may have.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub tolerations: Vec<Toleration>,
+    /// Seconds that it may run; a quota of scope `Terminating` counts such pods.
+    #[serde(default)]
+    pub active_deadline_seconds: Option<i64>,
+    /// A quota may count some classes only.
+    #[serde(default)]
+    pub priority_class_name: Option<String>,
 }
 
 /// `spec.os`.
@@ -205,6 +222,13 @@ impl Pod {
             .map(String::as_str)
     }
 
+    /// Forgets what matters at its creation only, for a cache.
+    pub fn forget_placement(&mut self) {
+        self.spec.node_selector = BTreeMap::new();
+        self.spec.tolerations = Vec::new();
+        self.spec.priority_class_name = None;
+    }
+
     /// Regular containers, then init containers.
     pub fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.spec
@@ -271,14 +295,14 @@ impl Container {
 }
 
 /// Reads `null` like an absent field: clients written in Go send both.
-fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+pub(super) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// Reads only the metadata that is used; `managedFields` alone is often a quarter of a pod.
-fn trimmed_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+pub(super) fn trimmed_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]
     struct Trimmed {
@@ -312,7 +336,7 @@ fn trimmed_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D:
 }
 
 /// Reads a quantity as text; JSON and YAML written by hand may have a number.
-fn quantity<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+pub(super) fn quantity<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Written {

@@ -2,18 +2,20 @@
 //!
 //! Pure and total: the same snapshot gives the same answer on every replica, and no pod makes it fail.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 
 use super::{
+    clamp::{Ceilings, Clamp},
     cpu::Cpu,
     end::EndSettings,
     policy::{ContainerPolicy, Policy, Target},
     qos::{QosClass, qos_class},
     quantity::MilliCpu,
+    quota::Quota,
     reason::Reason,
-    record::{Loan, LoanValue, NewRecord, Record, Set, State},
+    record::{Loan, LoanValue, MAX_BYTES, NewRecord, Record, Set, State},
     snapshot::Snapshot,
 };
 use crate::api::{Container, ControlledValues, Pod};
@@ -21,11 +23,23 @@ use crate::api::{Container, ControlledValues, Pod};
 /// Annotation of pods that the kubelet mirrors from its own files.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
+/// Containers that a pod may have, init ones included. A record of more could not be read again (8 KiB), and deciding
+/// about each in the light of all the others would take long.
+const MAX_CONTAINERS: usize = 200;
+
 /// What the flags say about admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// `REMOVE_LIMITS`: remove the CPU limit of a boosted container instead of raising it.
     pub remove_limits: bool,
+    /// `--max-boosted-cpu`: of each value of a container.
+    pub max_boosted_cpu: Option<MilliCpu>,
+    /// `--ignore-quota`: boost also where a ResourceQuota has no room; the API server then refuses the pod.
+    pub ignore_quota: bool,
+    /// `--allow-old-kubelets`: boost also pods that could land where they can't be resized back.
+    pub allow_old_kubelets: bool,
+    /// `--skip-guaranteed`: leave Guaranteed pods alone; under a static CPU manager they can't be resized.
+    pub skip_guaranteed: bool,
     /// When boosts end.
     pub end: EndSettings,
 }
@@ -65,8 +79,10 @@ pub struct ContainerDecision {
     pub from: Cpu,
     /// What it gets.
     pub to: Cpu,
-    /// Why it gets no more, where it doesn't.
+    /// Why it is not boosted, where it isn't.
     pub reason: Option<Reason>,
+    /// Why it gets less than its policy says, where it does.
+    pub clamped: Option<Clamp>,
 }
 
 /// Decides about a new pod of `namespace`.
@@ -92,50 +108,44 @@ pub fn admit(
         .select(namespace, pod.metadata.labels.as_ref())
         .filter(|_| !is_windows(pod))
         .cloned();
+    let plan = Plan {
+        pod,
+        policy: boost.as_deref(),
+        bounds: Bounds::new(snapshot, settings, namespace, pod),
+    };
     let present: Vec<Cpu> = pod.all_containers().map(Cpu::of).collect();
-    let base = trusted_originals(pod, boost.as_deref(), settings, &present).unwrap_or(present);
-    let Some(policy) = boost else {
-        let containers = unchanged(pod, &base, None);
-        return Admission {
-            boost: None,
-            outcome: Outcome::NoBoost,
-            containers,
-            record: None,
-        };
+    let base = trusted_originals(&plan, &present).unwrap_or(present);
+    let unboosted = |outcome, containers| Admission {
+        boost: boost.clone(),
+        outcome,
+        containers,
+        record: None,
     };
-    if let Some(reason) = skip_whole(pod) {
-        let containers = unchanged(pod, &base, Some(reason));
-        return Admission {
-            boost: Some(policy),
-            outcome: Outcome::Skipped(reason),
-            containers,
-            record: None,
-        };
-    }
-    let containers = plan(pod, &policy, settings, &base);
-    let loans: BTreeMap<String, Loan> = containers
-        .iter()
-        .filter(|decision| decision.from != decision.to)
-        .map(|decision| (decision.name.clone(), decision.loan()))
-        .collect();
-    if loans.is_empty() {
-        let outcome = Outcome::Skipped(pod_reason(&containers));
-        return Admission {
-            boost: Some(policy),
-            outcome,
-            containers,
-            record: None,
-        };
-    }
-    let about = NewRecord {
-        timestamp: now,
-        boost: &policy.name,
-        end: &policy.end,
-        deadline_seconds: policy.end.deadline_seconds(settings.end),
+    let Some(policy) = &boost else {
+        return unboosted(Outcome::NoBoost, unchanged(pod, &base, None));
     };
-    let record = Record::new(about, &loans);
+    let skip = |reason| {
+        unboosted(
+            Outcome::Skipped(reason),
+            unchanged(pod, &base, Some(reason)),
+        )
+    };
+    if let Some(reason) = skip_whole(snapshot, settings, namespace, pod, &base) {
+        return skip(reason);
+    }
+    let containers = plan.decide(&base);
+    if containers.iter().all(|decision| !decision.is_boosted()) {
+        return unboosted(Outcome::Skipped(pod_reason(&containers)), containers);
+    }
+    if !settings.ignore_quota && !has_room(snapshot.quotas(namespace), pod, &base, &containers) {
+        return skip(Reason::Quota);
+    }
+    let record = record(policy, settings, &containers, now);
+    if record.text().len() > MAX_BYTES {
+        return skip(Reason::Clamped);
+    }
     Admission {
-        boost: Some(policy),
+        boost: Some(Arc::clone(policy)),
         outcome: Outcome::Boosted,
         containers,
         record: Some(record),
@@ -149,17 +159,45 @@ fn is_mirror(pod: &Pod) -> bool {
         .is_some_and(|annotations| annotations.contains_key(MIRROR))
 }
 
-/// Windows pods can't be resized (`ValidatePodResize`).
+/// Windows pods can't be resized (`ValidatePodResize`). Some say it by their nodeSelector alone.
 fn is_windows(pod: &Pod) -> bool {
+    let selected = pod.spec.node_selector.get("kubernetes.io/os");
     pod.spec.os.as_ref().is_some_and(|os| os.name == "windows")
+        || selected.is_some_and(|os| os == "windows")
 }
 
 /// Why no container of a pod may be boosted, whatever the policy says.
-fn skip_whole(pod: &Pod) -> Option<Reason> {
+fn skip_whole(
+    snapshot: &Snapshot,
+    settings: Settings,
+    namespace: &str,
+    pod: &Pod,
+    base: &[Cpu],
+) -> Option<Reason> {
     let pod_level = pod.spec.resources.as_ref();
-    let set = pod_level
+    let pod_level = pod_level
         .is_some_and(|resources| resources.requests.is_some() || resources.limits.is_some());
-    set.then_some(Reason::PodLevelResources)
+    // Of one container they forbid the resize of all: the API server compares the pods without them.
+    let claims = || {
+        let mut containers = pod.all_containers();
+        containers.any(|container| !container.resources.claims.is_empty())
+    };
+    let guaranteed = || qos_class(pod, |index| base[index]) == QosClass::Guaranteed;
+    if snapshot.is_disabled(namespace) {
+        Some(Reason::Disabled)
+    } else if pod_level {
+        Some(Reason::PodLevelResources)
+    } else if claims() {
+        Some(Reason::ResourceClaims)
+    } else if !settings.allow_old_kubelets && snapshot.nodes.too_old_for(pod).is_some() {
+        Some(Reason::OldKubelet)
+    } else if settings.skip_guaranteed && guaranteed() {
+        Some(Reason::Guaranteed)
+    } else if base.len() > MAX_CONTAINERS {
+        Some(Reason::Clamped)
+    } else {
+        None
+    }
 }
 
 fn unchanged(pod: &Pod, base: &[Cpu], reason: Option<Reason>) -> Vec<ContainerDecision> {
@@ -168,6 +206,7 @@ fn unchanged(pod: &Pod, base: &[Cpu], reason: Option<Reason>) -> Vec<ContainerDe
         from: *cpu,
         to: *cpu,
         reason,
+        clamped: None,
     };
     pod.all_containers().zip(base).map(decide).collect()
 }
@@ -181,75 +220,184 @@ fn pod_reason(containers: &[ContainerDecision]) -> Reason {
         .unwrap_or(Reason::NoContainer)
 }
 
-/// What each container gets, decided in the pod's order; each decision keeps the `QoS` class that the pod has.
-fn plan(pod: &Pod, policy: &Policy, settings: Settings, base: &[Cpu]) -> Vec<ContainerDecision> {
+fn has_room(quotas: &[Quota], pod: &Pod, base: &[Cpu], containers: &[ContainerDecision]) -> bool {
+    if quotas.is_empty() {
+        return true;
+    }
     let class = qos_class(pod, |index| base[index]);
-    let remove_limits = settings.remove_limits && class != QosClass::Guaranteed;
-    let mut planned = base.to_vec();
-    let regular = pod.spec.containers.len();
-    let decide = |(index, container): (usize, &Container)| {
-        let from = base[index];
-        let is_init = index >= regular;
-        let decided = fitting(policy, container, is_init).and_then(|policy| {
-            let mut keeps_class = |cpu: Cpu| {
-                planned[index] = cpu;
-                qos_class(pod, |index| planned[index]) == class
-            };
-            let to = raise(policy, container, from, remove_limits, &mut keeps_class);
-            planned[index] = to.unwrap_or(from);
-            to
-        });
-        ContainerDecision {
-            name: container.name.clone(),
-            from,
-            to: decided.unwrap_or(from),
-            reason: decided.err(),
-        }
+    let to: Vec<Cpu> = containers.iter().map(|decision| decision.to).collect();
+    let mut quotas = quotas.iter();
+    quotas.all(|quota| quota.has_room(pod, class, base, &to))
+}
+
+fn record(
+    policy: &Policy,
+    settings: Settings,
+    containers: &[ContainerDecision],
+    now: DateTime<Utc>,
+) -> Record {
+    let boosted = || containers.iter().filter(|decision| decision.is_boosted());
+    let about = NewRecord {
+        timestamp: now,
+        boost: (policy.kind, &policy.name),
+        end: &policy.end,
+        deadline_seconds: policy.end.deadline_seconds(settings.end),
     };
-    pod.all_containers().enumerate().map(decide).collect()
+    let loans = boosted().map(|decision| (decision.name.clone(), decision.loan()));
+    let clamped = boosted().filter_map(|decision| Some((decision.name.clone(), decision.clamped?)));
+    Record::new(about, &loans.collect(), &clamped.collect())
 }
 
-/// The policy for a container, if one fits and nothing about the container forbids a boost.
-fn fitting<'a>(
-    policy: &'a Policy,
-    container: &Container,
-    is_init: bool,
-) -> Result<&'a ContainerPolicy, Reason> {
-    if is_init && !container.is_sidecar() {
-        return Err(Reason::NoContainer);
-    }
-    policy
-        .for_container(&container.name, is_init)
-        .ok_or(Reason::NoContainer)
-}
-
-/// A container's new values.
-fn raise(
-    policy: &ContainerPolicy,
-    container: &Container,
-    from: Cpu,
+/// What bounds a pod's boost beside the boost itself.
+struct Bounds<'a> {
+    ceilings: Ceilings<'a>,
     remove_limits: bool,
-    keeps_class: &mut impl FnMut(Cpu) -> bool,
-) -> Result<Cpu, Reason> {
-    if from.is_empty() {
-        return Err(Reason::NoCPU);
+}
+
+impl<'a> Bounds<'a> {
+    fn new(snapshot: &'a Snapshot, settings: Settings, namespace: &str, pod: &'a Pod) -> Self {
+        let ranges = snapshot.limit_ranges(namespace);
+        let quotas = snapshot.quotas(namespace);
+        // LimitRanger runs once more after the webhooks and would put a removed limit back, or refuse the pod.
+        let wants_limits = ranges.wants_limits || quotas.iter().any(Quota::wants_limits);
+        Self {
+            ceilings: Ceilings {
+                pod,
+                ranges,
+                flag: settings.max_boosted_cpu,
+                node: snapshot.nodes.largest,
+            },
+            remove_limits: settings.remove_limits && !wants_limits,
+        }
     }
-    let restarts = |policy: &crate::api::ResizePolicy| {
-        policy.resource_name == "cpu" && policy.restart_policy == "RestartContainer"
-    };
-    if container.resize_policy.iter().any(restarts) {
-        return Err(Reason::RestartContainer);
+}
+
+/// Everything that decides about a pod's containers.
+struct Plan<'a> {
+    pod: &'a Pod,
+    policy: Option<&'a Policy>,
+    bounds: Bounds<'a>,
+}
+
+/// What a container may get, best first; all of it is still to be clamped.
+struct Wish {
+    candidates: Vec<Cpu>,
+    /// Whether 1m under the limit will do, where reaching it would change the class.
+    may_stop_short: bool,
+}
+
+impl Plan<'_> {
+    /// What each container gets, decided in the pod's order, which decides who gets the room that is left in a total.
+    /// Each decision keeps the `QoS` class that the pod has.
+    fn decide(&self, base: &[Cpu]) -> Vec<ContainerDecision> {
+        let class = qos_class(self.pod, |index| base[index]);
+        let mut planned = base.to_vec();
+        let decide = |(index, container): (usize, &Container)| {
+            let from = base[index];
+            let wish = self.wish(index, container, from, class);
+            let decided = wish.and_then(|wish| self.choose(&wish, index, class, &mut planned));
+            let (to, clamped) = decided.unwrap_or((from, None));
+            planned[index] = to;
+            ContainerDecision {
+                name: container.name.clone(),
+                from,
+                to,
+                reason: decided.err(),
+                clamped,
+            }
+        };
+        self.pod.all_containers().enumerate().map(decide).collect()
     }
-    if !container.resources.claims.is_empty() {
-        return Err(Reason::ResourceClaims);
+
+    /// What the policy wants for a container, if one fits and nothing about the container forbids a boost.
+    fn wish(
+        &self,
+        index: usize,
+        container: &Container,
+        from: Cpu,
+        class: QosClass,
+    ) -> Result<Wish, Reason> {
+        let is_init = index >= self.pod.spec.containers.len();
+        if is_init && !container.is_sidecar() {
+            return Err(Reason::NoContainer);
+        }
+        let policy = self
+            .policy
+            .and_then(|policy| policy.for_container(&container.name, is_init))
+            .ok_or(Reason::NoContainer)?;
+        if from.is_empty() {
+            return Err(Reason::NoCPU);
+        }
+        let restarts = |policy: &crate::api::ResizePolicy| {
+            policy.resource_name == "cpu" && policy.restart_policy == "RestartContainer"
+        };
+        if container.resize_policy.iter().any(restarts) {
+            return Err(Reason::RestartContainer);
+        }
+        let remove_limits = self.bounds.remove_limits && class != QosClass::Guaranteed;
+        let candidates = candidates(policy, from, remove_limits);
+        if candidates.first().is_none_or(|cpu| *cpu == from) {
+            return Err(Reason::NotHigher);
+        }
+        Ok(Wish {
+            candidates,
+            may_stop_short: policy.controlled == ControlledValues::RequestsOnly,
+        })
     }
+
+    /// The first candidate that is still a raise when it is clamped, and keeps the class.
+    fn choose(
+        &self,
+        wish: &Wish,
+        index: usize,
+        class: QosClass,
+        planned: &mut [Cpu],
+    ) -> Result<(Cpu, Option<Clamp>), Reason> {
+        let from = planned[index];
+        let mut reason = Reason::Clamped;
+        for candidate in &wish.candidates {
+            let (mut to, clamped) = self.bounds.ceilings.clamp(index, from, *candidate, planned);
+            if class == QosClass::Guaranteed && candidate.request == candidate.limit {
+                to.limit = to.request;
+            }
+            let short = Cpu {
+                request: to
+                    .request
+                    .map(|cpu| MilliCpu::new(cpu.milli().saturating_sub(1))),
+                ..to
+            };
+            let stops_short = to.request == to.limit
+                && (wish.may_stop_short || clamped.is_some())
+                && short.request >= from.request;
+            let mut keeps_class = |cpu: &Cpu| {
+                let before = std::mem::replace(&mut planned[index], *cpu);
+                let keeps = qos_class(self.pod, |index| planned[index]) == class;
+                planned[index] = before;
+                keeps
+            };
+            let found = [Some(to), Some(short).filter(|_| stops_short)]
+                .into_iter()
+                .flatten()
+                .filter(|cpu| *cpu != from)
+                .inspect(|_| reason = Reason::QoSChange)
+                .find(|cpu| keeps_class(cpu));
+            if let Some(to) = found {
+                return Ok((to, clamped));
+            }
+        }
+        Err(reason)
+    }
+}
+
+/// What a policy makes of a container's values, best first.
+fn candidates(policy: &ContainerPolicy, from: Cpu, remove_limits: bool) -> Vec<Cpu> {
     let wanted = Cpu {
         request: from
             .request
             .map(|request| target(policy.target, request, true)),
         limit: from.limit.map(|limit| target(policy.target, limit, false)),
     };
-    let candidates = match policy.controlled {
+    match policy.controlled {
         ControlledValues::RequestsAndLimits => {
             let limit = wanted
                 .limit
@@ -266,33 +414,19 @@ fn raise(
             }
         }
         ControlledValues::RequestsOnly => {
-            // At the limit, or 1m under it where reaching it would change the class.
-            let below = |less: u64| {
-                let limit = from
-                    .limit
-                    .map(|limit| MilliCpu::new(limit.milli().saturating_sub(less)));
-                let request = wanted
-                    .request
-                    .map(|request| limit.map_or(request, |limit| request.min(limit)));
-                Cpu {
-                    request: request.max(from.request),
-                    limit: from.limit,
-                }
-            };
-            vec![below(0), below(1)]
+            let capped = from.limit.map_or(wanted.request, |limit| {
+                wanted.request.map(|request| request.min(limit))
+            });
+            vec![Cpu {
+                request: capped.max(from.request),
+                limit: from.limit,
+            }]
         }
         ControlledValues::LimitsOnly => vec![Cpu {
             request: from.request,
             limit: wanted.limit,
         }],
-    };
-    if candidates.first().is_none_or(|cpu| *cpu == from) {
-        return Err(Reason::NotHigher);
     }
-    candidates
-        .into_iter()
-        .find(|cpu| *cpu != from && keeps_class(*cpu))
-        .ok_or(Reason::QoSChange)
 }
 
 /// What a policy makes of one value: never less than it was; zero stays zero.
@@ -318,12 +452,8 @@ fn target(target: Target, from: MilliCpu, is_request: bool) -> MilliCpu {
 /// It is where it is Active and the pod has the values that it says were set: this is a second call in one admission, or
 /// a manifest copied from a boosted pod. Its originals are then the base, so a second pass changes nothing. No original
 /// above what was set is believed: lying can only lower the liar's own pod.
-fn trusted_originals(
-    pod: &Pod,
-    policy: Option<&Policy>,
-    settings: Settings,
-    present: &[Cpu],
-) -> Option<Vec<Cpu>> {
+fn trusted_originals(plan: &Plan<'_>, present: &[Cpu]) -> Option<Vec<Cpu>> {
+    let pod = plan.pod;
     let record = Record::read(pod.record_text()?)
         .ok()
         .filter(|record| record.state == State::Active)?;
@@ -371,7 +501,10 @@ fn trusted_originals(
     }
     if unrecorded {
         // Upstream's records have no set values: believed where our plan of the originals gives what is there.
-        let planned = plan(pod, policy?, settings, &base);
+        if plan.policy.is_none() || base.len() > MAX_CONTAINERS {
+            return None;
+        }
+        let planned = plan.decide(&base);
         let agrees = planned
             .iter()
             .zip(present)
@@ -382,6 +515,12 @@ fn trusted_originals(
 }
 
 impl ContainerDecision {
+    /// Whether it gets more than it asked for.
+    #[must_use]
+    pub fn is_boosted(&self) -> bool {
+        self.from != self.to
+    }
+
     /// The record's entry for it.
     fn loan(&self) -> Loan {
         let value = |from: Option<MilliCpu>, to: Option<MilliCpu>| {

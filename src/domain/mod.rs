@@ -18,14 +18,19 @@
 //! back; *finish* marks the record and drops the claim.
 
 pub mod admission;
+pub mod clamp;
 pub mod cpu;
 pub mod end;
 pub mod failure;
+pub mod limit_range;
+pub mod nodes;
 pub mod patch;
 pub mod policy;
 pub mod qos;
 pub mod quantity;
+pub mod quota;
 pub mod reason;
 pub mod record;
 pub mod revert;
 pub mod snapshot;
+pub mod totals;

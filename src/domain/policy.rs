@@ -14,7 +14,7 @@ use super::{
     end::{ConditionRule, EndRule, MONTH_SECONDS},
     quantity::MilliCpu,
 };
-use crate::api::{self, BoostObject, ControlledValues, MatchType};
+use crate::api::{self, BoostObject, ControlledValues, Labels, MatchType};
 
 /// Longest name that fits a label value.
 const LABEL_VALUE_LENGTH: usize = 63;
@@ -27,6 +27,27 @@ pub enum BoostKind {
     /// `StartupCPUBoost`, in one namespace.
     #[default]
     Namespaced,
+    /// `ClusterStartupCPUBoost`, in all namespaces that it selects.
+    Cluster,
+}
+
+impl BoostKind {
+    /// The objects' kind, as the API spells it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Namespaced => "StartupCPUBoost",
+            Self::Cluster => "ClusterStartupCPUBoost",
+        }
+    }
+
+    /// The kind of that spelling.
+    #[must_use]
+    pub fn named(kind: &str) -> Option<Self> {
+        [Self::Namespaced, Self::Cluster]
+            .into_iter()
+            .find(|known| known.as_str() == kind)
+    }
 }
 
 /// A boost, ready to be applied.
@@ -39,6 +60,7 @@ pub struct Policy {
     /// When it was created: the oldest of several matching boosts wins.
     pub created: DateTime<Utc>,
     selector: Selector,
+    namespaces: Selector,
     containers: Vec<ContainerPolicy>,
     /// When its boosts end.
     pub end: EndRule,
@@ -105,7 +127,6 @@ impl Policy {
     /// # Errors
     /// Names the first field that can't be applied.
     pub fn compile(
-        kind: BoostKind,
         name: &str,
         created: DateTime<Utc>,
         object: &impl BoostObject,
@@ -122,10 +143,11 @@ impl Policy {
             .as_ref()
             .map_or(&[][..], |policy| &policy.container_policies);
         Ok(Self {
-            kind,
+            kind: object.boost_kind(),
             name: name.to_owned(),
             created,
             selector: compile_selector("selector", object.selector())?,
+            namespaces: compile_selector("namespaceSelector", object.namespace_selector())?,
             containers: policies
                 .iter()
                 .enumerate()
@@ -137,8 +159,14 @@ impl Policy {
 
     /// Whether it is for a pod with these labels.
     #[must_use]
-    pub fn selects(&self, labels: &std::collections::BTreeMap<String, String>) -> bool {
+    pub fn selects(&self, labels: &Labels) -> bool {
         self.selector.matches(labels)
+    }
+
+    /// Whether it is for pods of a namespace with these labels. Only a boost of the cluster asks.
+    #[must_use]
+    pub fn selects_namespace(&self, labels: &Labels) -> bool {
+        self.namespaces.matches(labels)
     }
 
     /// The first container policy that fits a container.

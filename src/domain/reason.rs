@@ -18,17 +18,28 @@ pub enum Reason {
     QoSChange,
     /// `resizePolicy` cpu is `RestartContainer`: the revert would restart it.
     RestartContainer,
-    /// The container has resource claims: the API server refuses to resize it (up to 1.36).
+    /// A container of the pod has resource claims: the API server refuses to resize such a pod (up to 1.36).
     ResourceClaims,
     /// The pod has pod-level resources: before 1.36 it can't be resized.
     PodLevelResources,
+    /// It could land on a node whose kubelet is older than 1.33 and can't resize.
+    OldKubelet,
+    /// It is Guaranteed, and `--skip-guaranteed` leaves those out.
+    Guaranteed,
+    /// A ResourceQuota has no room for the boost.
+    Quota,
+    /// A LimitRange, `--max-boosted-cpu` or the largest node leaves nothing to raise; or the pod has so many containers
+    /// that its record could not be read again.
+    Clamped,
+    /// The namespace has opted out.
+    Disabled,
     /// The caches had not been read when the review came.
     Unsynced,
 }
 
 impl Reason {
     /// All of them, for metrics that exist from the start.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 13] = [
         Self::NoContainer,
         Self::NoCPU,
         Self::NotHigher,
@@ -36,6 +47,11 @@ impl Reason {
         Self::RestartContainer,
         Self::ResourceClaims,
         Self::PodLevelResources,
+        Self::OldKubelet,
+        Self::Guaranteed,
+        Self::Quota,
+        Self::Clamped,
+        Self::Disabled,
         Self::Unsynced,
     ];
 
@@ -50,6 +66,11 @@ impl Reason {
             Self::RestartContainer => "RestartContainer",
             Self::ResourceClaims => "ResourceClaims",
             Self::PodLevelResources => "PodLevelResources",
+            Self::OldKubelet => "OldKubelet",
+            Self::Guaranteed => "Guaranteed",
+            Self::Quota => "Quota",
+            Self::Clamped => "Clamped",
+            Self::Disabled => "Disabled",
             Self::Unsynced => "Unsynced",
         }
     }

@@ -9,7 +9,9 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Map, Value};
 
 use super::{
+    clamp::Clamp,
     end::{EndRule, EndedBy},
+    policy::BoostKind,
     quantity::MilliCpu,
 };
 
@@ -26,7 +28,9 @@ const LIMITS: Fields = Fields {
     original: "initCPULimits",
     boosted: "boostedCPULimits",
 };
+const CLAMPED: &str = "clamped";
 const BOOST: &str = "boost";
+const BOOST_KIND: &str = "boostKind";
 const END: &str = "end";
 const ENDED_TIMESTAMP: &str = "endedTimestamp";
 const ENDED_BY: &str = "endedBy";
@@ -48,13 +52,22 @@ pub struct Record {
     /// When the boost was made.
     pub timestamp: Option<DateTime<Utc>>,
     /// The object that made it; absent in upstream's records.
-    pub boost: Option<String>,
+    pub boost: Option<BoostRef>,
     /// The end rule as it stood.
     pub end: EndRule,
     /// The deadline as it stood, in seconds.
     pub deadline_seconds: Option<u64>,
     /// What was lent, by container. An entry that can't be read spoils its own container only.
     pub containers: BTreeMap<String, Result<Loan, BadEntry>>,
+}
+
+/// The object that made a boost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoostRef {
+    /// `None` is a kind of a later version, of which no object is known here.
+    pub kind: Option<BoostKind>,
+    /// Its name.
+    pub name: String,
 }
 
 /// `state` of a record.
@@ -127,7 +140,7 @@ pub struct NewRecord<'a> {
     /// When the boost is made.
     pub timestamp: DateTime<Utc>,
     /// The object that makes it.
-    pub boost: &'a str,
+    pub boost: (BoostKind, &'a str),
     /// When it ends.
     pub end: &'a EndRule,
     /// The latest, in seconds from scheduling.
@@ -137,7 +150,11 @@ pub struct NewRecord<'a> {
 impl Record {
     /// A record of a boost that begins now.
     #[must_use]
-    pub fn new(about: NewRecord<'_>, containers: &BTreeMap<String, Loan>) -> Self {
+    pub fn new(
+        about: NewRecord<'_>,
+        containers: &BTreeMap<String, Loan>,
+        clamped: &BTreeMap<String, Clamp>,
+    ) -> Self {
         let mut fields = Map::new();
         fields.insert(STATE.into(), "Active".into());
         fields.insert(TIMESTAMP.into(), time(about.timestamp));
@@ -162,13 +179,27 @@ impl Record {
         insert(LIMITS.boosted, |loan| {
             loan.limit.and_then(LoanValue::boosted)
         });
-        fields.insert(BOOST.into(), about.boost.into());
+        if !clamped.is_empty() {
+            let by = |(name, by): (&String, &Clamp)| (name.clone(), by.as_str().into());
+            fields.insert(
+                CLAMPED.into(),
+                clamped.iter().map(by).collect::<Map<_, _>>().into(),
+            );
+        }
+        let (kind, name) = about.boost;
+        fields.insert(BOOST.into(), name.into());
+        if kind != BoostKind::Namespaced {
+            fields.insert(BOOST_KIND.into(), kind.as_str().into());
+        }
         fields.insert(END.into(), about.end.to_json(about.deadline_seconds));
         Self {
             fields,
             state: State::Active,
             timestamp: Some(about.timestamp),
-            boost: Some(about.boost.to_owned()),
+            boost: Some(BoostRef {
+                kind: Some(kind),
+                name: name.to_owned(),
+            }),
             end: about.end.clone(),
             deadline_seconds: Some(about.deadline_seconds),
             containers: containers
@@ -201,7 +232,7 @@ impl Record {
                 .get(TIMESTAMP)
                 .and_then(Value::as_str)
                 .and_then(|text| text.parse().ok()),
-            boost: fields.get(BOOST).and_then(Value::as_str).map(str::to_owned),
+            boost: read_boost(&fields),
             end,
             deadline_seconds,
             containers: read_containers(&fields)?,
@@ -242,6 +273,15 @@ impl LoanValue {
             Set::Untouched | Set::Unrecorded => None,
         }
     }
+}
+
+fn read_boost(fields: &Map<String, Value>) -> Option<BoostRef> {
+    let name = fields.get(BOOST)?.as_str()?.to_owned();
+    let kind = match fields.get(BOOST_KIND) {
+        None | Some(Value::Null) => Some(BoostKind::Namespaced),
+        Some(kind) => kind.as_str().and_then(BoostKind::named),
+    };
+    Some(BoostRef { kind, name })
 }
 
 fn time(at: DateTime<Utc>) -> Value {

@@ -120,16 +120,6 @@ pub fn decide(
     decide_active(pod, &record, policy, settings, now)
 }
 
-/// The name of the boost that a pod's record, or else its claim, names.
-#[must_use]
-pub fn boost_name(pod: &Pod) -> Option<String> {
-    let recorded = pod
-        .record_text()
-        .and_then(|text| Record::read(text).ok())
-        .and_then(|record| record.boost);
-    recorded.or_else(|| pod.claim().map(str::to_owned))
-}
-
 fn decide_active(
     pod: &Pod,
     record: &Record,

@@ -20,7 +20,7 @@ use crate::{
     clock::Clock,
     domain::{
         end::EndSettings,
-        revert::{Decision, boost_name, decide},
+        revert::{Decision, decide},
     },
     metrics::RevertMetrics,
 };
@@ -64,14 +64,14 @@ impl Sweeper {
 
     /// What to do with a pod now.
     fn decide(&self, pod: &Pod) -> Decision {
-        let snapshot = self.boosts.snapshot.load();
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-        let named = boost_name(pod);
-        let policy = snapshot
-            .as_ref()
-            .zip(named)
-            .and_then(|(snapshot, name)| snapshot.named(namespace, &name).cloned());
-        decide(pod, policy.as_deref(), self.settings, self.clock.now())
+        let index = self.boosts.index();
+        let policy = index.as_ref().and_then(|index| index.of_pod(pod));
+        decide(
+            pod,
+            policy.map(Arc::as_ref),
+            self.settings,
+            self.clock.now(),
+        )
     }
 }
 

@@ -4,19 +4,21 @@ use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, Utc};
+use clap::Parser;
 use headstart::{
     api::{Pod, StartupCPUBoost},
+    config::AdmissionArgs,
     domain::{
         admission::{self, Admission, Outcome, Settings},
         end::{EndSettings, EndedBy},
         failure::Failure,
         patch,
-        policy::{BoostKind, Policy},
+        policy::Policy,
         qos::{QosClass, qos_class},
         quantity::MilliCpu,
         record::{LoanValue, Record},
         revert::{self, Decision, Leave, Pending},
-        snapshot::Snapshot,
+        snapshot::{BoostIndex, Snapshot},
     },
 };
 use json_patch::Patch;
@@ -26,7 +28,7 @@ use serde_json::{Value, json};
 
 use crate::{
     data::{Admit, Apply, Case, Cases, Class, Id, Layer, Life, Percent, Post, Upstream},
-    notation::{self, Then, rfc3339, seconds, time},
+    notation::{self, Then, rfc3339, time},
     report,
     scripted::{review, starts},
     world::{self, BOOSTED, Boost, World, record_text},
@@ -154,10 +156,7 @@ fn check_equal(cases: &Cases, spellings: &[String]) -> anyhow::Result<()> {
 
 fn check_admit(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result<()> {
     let sent = world::sent(cases, admit)?;
-    let settings = Settings {
-        remove_limits: admit.remove_limits.unwrap_or(false),
-        end: end_settings(&admit.flags)?,
-    };
+    let settings = settings(admit)?;
     let (at, later) = (time(BOOSTED)?, time(BOOSTED)? + notation::SECOND);
     let (admission, patch, patched) = answer(&sent, settings, boosts.iter(), at)?;
     let expected = world::answered(cases, admit, boosts, at)?;
@@ -283,27 +282,39 @@ pub fn snapshot<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<S
             (Err(error), None) => bail!("{}: {error}", boost.name),
         }
     }
-    Ok(Snapshot::new(policies))
+    Ok(Snapshot {
+        boosts: Arc::new(BoostIndex::new(policies)),
+        ..Snapshot::default()
+    })
 }
 
 fn compile(boost: &Boost) -> anyhow::Result<Result<Policy, String>> {
     let object: StartupCPUBoost = serde_json::from_value(boost.object.clone())?;
-    Ok(
-        Policy::compile(BoostKind::Namespaced, &boost.name, boost.created, &object)
-            .map_err(|error| error.to_string()),
-    )
+    Ok(Policy::compile(&boost.name, boost.created, &object).map_err(|error| error.to_string()))
+}
+
+/// What the flags of a case say, read as the command line reads them.
+pub fn settings(admit: &Admit) -> anyhow::Result<Settings> {
+    let mut settings = flags(&admit.flags)?;
+    settings.remove_limits |= admit.remove_limits.unwrap_or(false);
+    Ok(settings)
 }
 
 pub fn end_settings(flags: &BTreeMap<String, String>) -> anyhow::Result<EndSettings> {
-    let mut settings = EndSettings::default();
-    for (flag, value) in flags {
-        match flag.as_str() {
-            "boost-deadline" => settings.deadline_seconds = seconds(value)?,
-            "unschedulable-after" => settings.unschedulable_seconds = seconds(value)?,
-            _ => bail!("the domain knows no flag {flag}"),
-        }
+    Ok(self::flags(flags)?.end)
+}
+
+fn flags(flags: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        admission: AdmissionArgs,
     }
-    Ok(settings)
+    let args = flags
+        .iter()
+        .map(|(flag, value)| format!("--{flag}={value}"));
+    let flags = Flags::try_parse_from(std::iter::once("flags".to_owned()).chain(args))?;
+    Ok(flags.admission.settings())
 }
 
 /// Compares two pods; their records as JSON, which must be compact.
@@ -509,8 +520,8 @@ fn is_ended(pod: &Value) -> bool {
 fn decide(world: &World, settings: EndSettings) -> anyhow::Result<Decision> {
     let pod: Pod = serde_json::from_value(world.pod.clone())?;
     let snapshot = snapshot(world.boosts.iter())?;
-    let policy = revert::boost_name(&pod).and_then(|name| snapshot.named("ns", &name).cloned());
-    Ok(revert::decide(&pod, policy.as_deref(), settings, world.now))
+    let policy = snapshot.boosts.of_pod(&pod).map(Arc::as_ref);
+    Ok(revert::decide(&pod, policy, settings, world.now))
 }
 
 /// Whether a decision is the expected one; bodies apart.

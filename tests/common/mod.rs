@@ -282,7 +282,8 @@ pub(crate) struct Term {
 impl Replica {
     /// Starts the caches. All its requests have this name.
     pub(crate) fn start(server: &MemoryServer, name: &str) -> Self {
-        let (boosts, claims) = (Arc::new(Boosts::default()), Arc::new(Claims::default()));
+        let boosts = Arc::new(Boosts::new(Arc::default()));
+        let claims = Arc::new(Claims::default());
         let mut tasks = JoinSet::new();
         let (kept, client) = (Arc::clone(&boosts), server.client(name));
         tasks.spawn(async move { kept.keep(client).await });

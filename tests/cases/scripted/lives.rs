@@ -13,12 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use arc_swap::ArcSwapOption;
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use headstart::{
     boosts::Boosts,
     claims::Claims,
     clock::Clock,
-    domain::end::EndSettings,
+    domain::{end::EndSettings, snapshot::Snapshot},
     metrics::Metrics,
     sweeper::{Sweeper, Writer},
 };
@@ -86,7 +87,10 @@ struct Leader {
 
 impl Leader {
     fn start(server: &MemoryServer, settings: EndSettings) -> Self {
-        let (claims, boosts) = (Arc::<Claims>::default(), Arc::<Boosts>::default());
+        let (claims, boosts) = (
+            Arc::<Claims>::default(),
+            Arc::new(Boosts::new(Arc::default())),
+        );
         let metrics = Arc::<Metrics>::default();
         let mut caches = JoinSet::new();
         let (kept, client) = (Arc::clone(&claims), server.client("leader"));
@@ -538,10 +542,15 @@ impl<'a> Stage<'a> {
         };
         let now = self.server.now();
         let admitter = headstart::admission::Admitter {
-            snapshot: Arc::clone(&leader.boosts.snapshot),
+            snapshot: Arc::new(ArcSwapOption::from_pointee(leader.boosts.index().map(
+                |boosts| Snapshot {
+                    boosts,
+                    ..Snapshot::default()
+                },
+            ))),
             settings: headstart::domain::admission::Settings {
-                remove_limits: admit.remove_limits.unwrap_or(false),
                 end: self.settings,
+                ..pure::settings(&admit)?
             },
             clock: Clock::new(move || now),
             metrics: leader.metrics.admission.clone(),

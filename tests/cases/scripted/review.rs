@@ -6,12 +6,7 @@ use anyhow::{Context, bail, ensure};
 use arc_swap::ArcSwapOption;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use chrono::{DateTime, Utc};
-use headstart::{
-    admission::Admitter,
-    clock::Clock,
-    domain::{admission::Settings, snapshot::Snapshot},
-    metrics::Metrics,
-};
+use headstart::{admission::Admitter, clock::Clock, domain::snapshot::Snapshot, metrics::Metrics};
 use json_patch::PatchOperation;
 use serde_json::{Value, json};
 
@@ -39,10 +34,7 @@ pub fn admitter(
     let metrics = Arc::<Metrics>::default();
     let admitter = Admitter {
         snapshot: Arc::new(ArcSwapOption::new(snapshot.map(Arc::new))),
-        settings: Settings {
-            remove_limits: admit.remove_limits.unwrap_or(false),
-            end: pure::end_settings(&admit.flags)?,
-        },
+        settings: pure::settings(admit)?,
         clock: Clock::new(move || at),
         metrics: metrics.admission.clone(),
     };

@@ -75,7 +75,7 @@ fn check_args(args: &RunArgs, start: &Start) -> anyhow::Result<()> {
     ensure!(!start.runs_with.is_empty(), "what does it run with?");
     for (flag, value) in &start.runs_with {
         let got = match flag.as_str() {
-            "remove-limits" => args.settings().remove_limits.to_string(),
+            "remove-limits" => args.admission.settings().remove_limits.to_string(),
             "boost-on-restart" => args.boost_on_restart.to_string(),
             "namespace" => args.namespace.clone(),
             _ => bail!("{flag} can't be asked for"),

@@ -12,7 +12,6 @@ use anyhow::{Context, ensure};
 use futures::stream;
 use headstart::{
     admission::{self, Admitter},
-    boosts::Boosts,
     certs::{self, Certs},
     claims::Claims,
     clock::Clock,
@@ -100,7 +99,7 @@ async fn check_not_ready() -> anyhow::Result<()> {
     };
     let client = MemoryServer::new().client("a");
     let readiness = Readiness {
-        boosts: Arc::<Boosts>::default(),
+        snapshots: Arc::default(),
         claims: Arc::<Claims>::default(),
         certs: Arc::new(Certs::new(client, params, clock, Arc::clone(&metrics))),
         webhook: ([127, 0, 0, 1], 0).into(),

@@ -1,0 +1,138 @@
+//! The CPU bounds of a namespace's LimitRanges.
+//!
+//! LimitRanger judges the pod as the webhooks have left it, so a boost that breaks a bound would refuse the pod (403).
+
+use super::quantity::{MilliCpu, parse_milli};
+use crate::api::LimitRangeItem;
+
+/// What all LimitRanges of a namespace say together: of several bounds the least counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitRanges {
+    /// For each container.
+    pub container: Bounds,
+    /// For the pod's totals.
+    pub pod: Bounds,
+    /// Whether a container without a limit would get one, or refuse the pod.
+    pub wants_limits: bool,
+}
+
+/// Bounds of one type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// Of the request and of the limit.
+    pub max: Option<MilliCpu>,
+    /// Of limit ÷ request.
+    pub ratio: Option<Ratio>,
+}
+
+/// `maxLimitRequestRatio`, in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ratio(u64);
+
+impl LimitRanges {
+    /// Reads the entries of all LimitRanges of a namespace. Amounts that can't be read bound nothing.
+    pub fn new<'a>(items: impl IntoIterator<Item = &'a LimitRangeItem>) -> Self {
+        let mut ranges = Self::default();
+        for item in items {
+            let bounds = match item.kind.as_str() {
+                "Container" => &mut ranges.container,
+                "Pod" => &mut ranges.pod,
+                _ => continue,
+            };
+            let max = item
+                .max
+                .cpu
+                .as_deref()
+                .and_then(|text| text.parse::<MilliCpu>().ok());
+            let ratio = item.max_limit_request_ratio.cpu.as_deref();
+            let ratio = ratio.and_then(Ratio::read);
+            bounds.max = least(bounds.max, max);
+            bounds.ratio = least(bounds.ratio, ratio);
+            let default = item.kind == "Container" && item.default_limit.cpu.is_some();
+            ranges.wants_limits |= default || max.is_some() || ratio.is_some();
+        }
+        ranges
+    }
+}
+
+fn least<T: Ord>(a: Option<T>, b: Option<T>) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+impl Ratio {
+    fn read(text: &str) -> Option<Self> {
+        parse_milli(text)
+            .ok()
+            .and_then(|milli| u64::try_from(milli).ok())
+            .map(Self)
+    }
+
+    /// Whether a limit stays within it. Computed as LimitRanger does (`limitRequestRatioConstraint`, floating point
+    /// included): an exact comparison could find fitting what the API server refuses.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn allows(self, limit: u64, request: u64) -> bool {
+        (limit as f64 / request as f64) * 1000.0 <= self.0 as f64
+    }
+
+    /// The largest limit for a request, in milli-CPU.
+    #[must_use]
+    pub fn largest_limit(self, request: u64) -> u64 {
+        let exact = u128::from(self.0) * u128::from(request) / 1000;
+        let exact = u64::try_from(exact).unwrap_or(u64::MAX);
+        // Floating point may be off by one last digit, never by 1m.
+        if self.allows(exact, request) {
+            exact
+        } else {
+            exact.saturating_sub(1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn item(kind: &str, max: Option<&str>, ratio: Option<&str>) -> LimitRangeItem {
+        let amount = |cpu: Option<&str>| crate::api::CpuAmount {
+            cpu: cpu.map(str::to_owned),
+        };
+        LimitRangeItem {
+            kind: kind.to_owned(),
+            max: amount(max),
+            max_limit_request_ratio: amount(ratio),
+            ..LimitRangeItem::default()
+        }
+    }
+
+    #[test]
+    fn the_least_of_several_bounds_counts() {
+        let items = [
+            item("Container", Some("2"), Some("3")),
+            item("Pod", Some("8"), None),
+            item("Container", Some("1500m"), Some("4")),
+            item("PersistentVolumeClaim", Some("1m"), None),
+        ];
+        let ranges = LimitRanges::new(&items);
+        assert_eq!(ranges.container.max, Some(MilliCpu::new(1500)));
+        assert_eq!(ranges.container.ratio, Some(Ratio(3000)));
+        assert_eq!(ranges.pod.max, Some(MilliCpu::new(8000)));
+        assert!(ranges.wants_limits);
+        assert_eq!(LimitRanges::new([]), LimitRanges::default());
+    }
+
+    proptest! {
+        #[test]
+        fn the_largest_limit_is_allowed_and_one_more_is_not(ratio in 1000..100_000u64, request in 1..10_000_000u64) {
+            let ratio = Ratio(ratio);
+            let limit = ratio.largest_limit(request);
+            prop_assert!(ratio.allows(limit, request));
+            prop_assert!(!ratio.allows(limit + 2, request));
+        }
+    }
+}
