@@ -234,7 +234,10 @@ where
     (key, stored)
 }
 
-fn created(time: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>) -> DateTime<Utc> {
+/// When an object was created.
+pub(crate) fn created(
+    time: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>,
+) -> DateTime<Utc> {
     time.and_then(|time| DateTime::from_timestamp(time.0.as_second(), 0))
         .unwrap_or_default()
 }

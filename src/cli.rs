@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 
-use crate::config::RunArgs;
+use crate::{config::RunArgs, explain::ExplainArgs};
 
 /// Gives Kubernetes pods more CPU while they start, and takes it back in place.
 #[derive(Debug, Parser)]
@@ -20,6 +20,8 @@ pub enum Verb {
     Run(Box<RunArgs>),
     /// Print the CustomResourceDefinitions
     Crd,
+    /// Explain what would happen to a pod, and why; with files alone no cluster is needed
+    Explain(Box<ExplainArgs>),
 }
 
 /// Reads the command line and the environment; exits with status 2 and a message when something can't be read.

@@ -30,6 +30,7 @@ pub mod clock;
 pub mod config;
 pub mod domain;
 pub mod error;
+pub mod explain;
 pub mod lease;
 pub mod metrics;
 pub mod probes;

@@ -1,11 +1,16 @@
 //! The `headstart` binary: see [`headstart::cli`] for its verbs.
 
+use std::{
+    io::{ErrorKind, Write},
+    process::ExitCode,
+};
+
 use anyhow::Context;
 use headstart::{
     api, app,
     cli::{self, Verb},
     config::RunArgs,
-    telemetry,
+    explain, telemetry,
 };
 use mimalloc::MiMalloc;
 
@@ -13,26 +18,51 @@ use mimalloc::MiMalloc;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-fn main() -> anyhow::Result<()> {
-    match cli::parse().verb {
-        Verb::Run(args) => run(*args),
-        Verb::Crd => {
-            print!("{}", api::crds_yaml());
-            Ok(())
+fn main() -> ExitCode {
+    match dispatch(cli::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
         }
+    }
+}
+
+fn dispatch(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Run(args) => run(*args),
+        Verb::Crd => print(&api::crds_yaml()),
+        Verb::Explain(args) => {
+            provide_crypto();
+            print(&runtime()?.block_on(explain::run(&args))?)
+        }
+    }
+}
+
+/// Prints a whole output. A reader that has seen enough is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("printing"),
+        _ => Ok(()),
     }
 }
 
 fn run(args: RunArgs) -> anyhow::Result<()> {
     telemetry::start(&args.log_level, args.log_format)
         .with_context(|| format!("--log-level {:?} can't be read", args.log_level))?;
+    provide_crypto();
+    runtime()?.block_on(app::run(args)).map_err(Into::into)
+}
+
+fn provide_crypto() {
     rustls::crypto::ring::default_provider()
         .install_default()
         .expect("nothing has installed a provider before");
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("the runtime could not be started")?
-        .block_on(app::run(args))
-        .map_err(Into::into)
+        .context("the runtime could not be started")
 }

@@ -34,6 +34,16 @@ impl Clamp {
             Self::Node => "Node",
         }
     }
+
+    /// What it is, for people.
+    #[must_use]
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::LimitRange => "a LimitRange",
+            Self::Flag => "--max-boosted-cpu",
+            Self::Node => "the largest node",
+        }
+    }
 }
 
 /// The bounds for a pod.

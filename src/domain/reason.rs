@@ -74,6 +74,38 @@ impl Reason {
             Self::Unsynced => "Unsynced",
         }
     }
+
+    /// What it means, for people.
+    #[must_use]
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::NoContainer => "no container policy fits",
+            Self::NoCPU => "it has neither a CPU request nor a CPU limit",
+            Self::NotHigher => "the policy asks for no more than it has",
+            Self::QoSChange => "the pod would get another QoS class and could not be resized back",
+            Self::RestartContainer => {
+                "its resizePolicy for cpu is RestartContainer: taking the boost back would restart it"
+            }
+            Self::ResourceClaims => "a container has resource claims: such a pod can't be resized",
+            Self::PodLevelResources => {
+                "the pod has pod-level resources: before Kubernetes 1.36 it can't be resized"
+            }
+            Self::OldKubelet => {
+                "it could land on a node whose kubelet is older than 1.33 and can't take the boost back; --allow-old-kubelets boosts it all the same"
+            }
+            Self::Guaranteed => "the pod is Guaranteed, and --skip-guaranteed is set",
+            Self::Quota => {
+                "a ResourceQuota has no room for the boost; --ignore-quota boosts it all the same, and the API server refuses it"
+            }
+            Self::Clamped => {
+                "a LimitRange, --max-boosted-cpu or the largest node leaves nothing to raise"
+            }
+            Self::Disabled => {
+                "its namespace has the label autoscaling.x-k8s.io/startup-cpu-boost: disabled"
+            }
+            Self::Unsynced => "the caches had not been read yet",
+        }
+    }
 }
 
 impl fmt::Display for Reason {
