@@ -33,7 +33,7 @@ use crate::{
     snapshots::Snapshots,
     status::Reporter,
     surroundings,
-    sweeper::{Sweeper, Writer},
+    sweeper::{Sweeper, Tally, Writer},
 };
 
 /// Connections that the webhook holds at once; the API server opens a few. Far below the usual limit of open files.
@@ -196,17 +196,20 @@ fn start(
         serve_probes(probes, readiness, Arc::clone(&metrics), stop()),
     );
 
+    let tally = Arc::<Tally>::default();
     let sweeper = Sweeper {
         writer: Writer::new(client()?),
         claims,
         boosts: Arc::clone(&boosts),
         settings: settings.end,
         clock: clock.clone(),
+        tally: Arc::clone(&tally),
         metrics: metrics.revert.clone(),
     };
     let reporter = Reporter {
         client: client()?,
         boosts,
+        tally,
         clock,
         metrics: Arc::clone(&metrics),
     };

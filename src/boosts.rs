@@ -32,6 +32,8 @@ pub struct Stored {
     uid: Option<String>,
     /// The object's generation: which version of the spec this is.
     pub generation: Option<i64>,
+    /// The version that was read.
+    pub version: Option<String>,
     /// What it compiles to.
     pub policy: Result<Arc<Policy>, PolicyError>,
     /// What its status says.
@@ -228,6 +230,7 @@ where
     let stored = Stored {
         uid: metadata.uid,
         generation: metadata.generation,
+        version: metadata.resource_version,
         policy: policy.map(Arc::new),
         status: status.unwrap_or_default(),
     };

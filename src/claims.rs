@@ -91,17 +91,18 @@ impl Claims {
     /// Waits for changes since the last call, and takes them. Only one task may follow.
     pub async fn changes(&self) -> BTreeSet<Uid> {
         loop {
-            let changed = self
-                .state()
-                .changed
-                .as_mut()
-                .map(std::mem::take)
-                .unwrap_or_default();
+            let changed = self.take_changes();
             if !changed.is_empty() {
                 return changed;
             }
             self.changed.notified().await;
         }
+    }
+
+    /// Takes the changes since the last call, without waiting.
+    pub fn take_changes(&self) -> BTreeSet<Uid> {
+        let changed = &mut self.state().changed;
+        changed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -18,13 +18,16 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::domain::{
-    admission::Outcome,
-    clamp::Clamp,
-    end::EndedBy,
-    failure::Failure,
-    reason::Reason,
-    revert::{Finish, Revert},
+use crate::{
+    boosts::Key,
+    domain::{
+        admission::Outcome,
+        clamp::Clamp,
+        end::EndedBy,
+        failure::Failure,
+        reason::Reason,
+        revert::{Finish, Revert},
+    },
 };
 
 /// Media type of [`Metrics::text`].
@@ -44,6 +47,7 @@ pub struct Metrics {
     boosts: Family<NamespaceLabel, Gauge>,
     /// The namespaces that have a series in `boosts`.
     counted: Mutex<BTreeSet<String>>,
+    containers: ContainerMetrics,
     /// When the served certificate ends, in Unix seconds.
     pub certificate_not_after: Gauge<f64, AtomicU64>,
 }
@@ -51,6 +55,21 @@ pub struct Metrics {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NamespaceLabel {
     namespace: String,
+}
+
+/// Boosted containers by boost, on the leader only (upstream's names).
+#[derive(Debug, Default)]
+struct ContainerMetrics {
+    active: Family<BoostLabels, Gauge>,
+    total: Family<BoostLabels, Counter>,
+    /// The boosts that have series.
+    counted: Mutex<BTreeSet<Key>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BoostLabels {
+    namespace: String,
+    boost: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -100,6 +119,17 @@ impl Default for Metrics {
             "StartupCPUBoost objects",
             boosts.clone(),
         );
+        let containers = ContainerMetrics::default();
+        registry.register(
+            "boost_containers_active",
+            "Containers that are boosted now",
+            containers.active.clone(),
+        );
+        registry.register(
+            "boost_containers",
+            "Containers boosted since the boost was made",
+            containers.total.clone(),
+        );
         let ours = registry.sub_registry_with_prefix("headstart");
         let admission = AdmissionMetrics::register(ours);
         let revert = RevertMetrics::register(ours);
@@ -117,6 +147,7 @@ impl Default for Metrics {
             leader,
             boosts,
             counted: Mutex::default(),
+            containers,
             certificate_not_after,
         }
     }
@@ -154,6 +185,28 @@ impl Metrics {
             self.boosts.get_or_create(&label).set(*count);
         }
         *counted = counts.into_keys().cloned().collect();
+    }
+
+    /// Shows boosted containers, active and total, by boost. Other boosts' series go away.
+    pub fn count_containers(&self, counts: &BTreeMap<Key, (u32, u32)>) {
+        let containers = &self.containers;
+        let labels = |(namespace, boost): &Key| BoostLabels {
+            namespace: namespace.clone(),
+            boost: boost.clone(),
+        };
+        let counted = &containers.counted;
+        let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+        for gone in counted.iter().filter(|key| !counts.contains_key(key)) {
+            containers.active.remove(&labels(gone));
+            containers.total.remove(&labels(gone));
+        }
+        for (key, (active, total)) in counts {
+            let gauge = containers.active.get_or_create(&labels(key));
+            gauge.set(i64::from(*active));
+            let counter = containers.total.get_or_create(&labels(key));
+            counter.inc_by(u64::from(*total).saturating_sub(counter.get()));
+        }
+        *counted = counts.keys().cloned().collect();
     }
 
     /// Marks the begin and the end of a term. Series of the leader end with it.

@@ -1,6 +1,6 @@
 //! Writes what the leader has to say of each boost into its status.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use chrono::SecondsFormat;
 use kube::{
@@ -19,10 +19,15 @@ use crate::{
     domain::policy::BoostKind,
     error::Chain,
     metrics::Metrics,
+    sweeper::Tally,
 };
 
 /// A status is written at most this often.
 const PAUSE: Duration = Duration::from_secs(2);
+/// How long to wait for the counts before the first report.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the last report of a term may take: the lease is released after it.
+const LAST_REPORT: Duration = Duration::from_secs(1);
 /// How long a write may take.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -33,6 +38,8 @@ pub struct Reporter {
     pub client: Client,
     /// The boosts.
     pub boosts: Arc<Boosts>,
+    /// Counts boosted containers.
+    pub tally: Arc<Tally>,
     /// Dates transitions.
     pub clock: Clock,
     /// Counts boosts.
@@ -42,14 +49,21 @@ pub struct Reporter {
 impl Reporter {
     /// Reports until the term ends.
     pub async fn lead(self, term: CancellationToken) {
-        let mut changes = self.boosts.changes();
+        let (mut boosts, mut counts) = (self.boosts.changes(), self.tally.changes());
         let work = async {
+            let settled = counts.wait_for(|()| self.tally.is_settled());
+            let _ = timeout(SETTLE_PATIENCE, settled).await;
             loop {
-                changes.mark_unchanged();
+                boosts.mark_unchanged();
+                counts.mark_unchanged();
                 let all_written = self.report().await;
                 sleep(PAUSE).await;
-                if all_written && changes.changed().await.is_err() {
-                    return;
+                if all_written {
+                    // The senders live as long as the caches.
+                    let _ = tokio::select! {
+                        changed = boosts.changed() => changed,
+                        changed = counts.changed() => changed,
+                    };
                 }
             }
         };
@@ -57,6 +71,10 @@ impl Reporter {
             () = term.cancelled() => {}
             () = work => {}
         }
+        // What has ended since the last report would be forgotten otherwise. A leader that lost its lease to another is
+        // refused: the other has written meanwhile, or goes on from this.
+        let _ = timeout(LAST_REPORT, self.report()).await;
+        self.metrics.count_containers(&BTreeMap::new());
     }
 
     /// Writes the statuses that are not as they should be. Says whether all could be written.
@@ -64,33 +82,40 @@ impl Reporter {
         let boosts = self.boosts.all();
         self.metrics
             .count_boosts(boosts.keys().map(|(namespace, _)| namespace));
+        self.tally.retain(|key| boosts.contains_key(key));
+        let mut counts = BTreeMap::new();
         let mut all_written = true;
         for (key, stored) in boosts {
-            let status = self.status(&stored);
+            let count = self.tally.of(&key, &stored.status);
+            let status = self.status(&stored, count);
             if status != stored.status {
-                all_written &= self.write(&key, &status).await;
+                all_written &= self.write(&key, &stored, &status).await;
             }
+            counts.extend(count.map(|count| (key, count)));
         }
+        self.metrics.count_containers(&counts);
         all_written
     }
 
-    async fn write(&self, key: &Key, status: &BoostStatus) -> bool {
+    async fn write(&self, key: &Key, stored: &Stored, status: &BoostStatus) -> bool {
         let (namespace, name) = key;
         let client = self.client.clone();
         let written = match kind_of(key) {
             BoostKind::Namespaced => {
                 let api = Api::<StartupCPUBoost>::namespaced(client, namespace);
-                timeout(DEADLINE, patch(&api, name, status)).await
+                timeout(DEADLINE, patch(&api, name, stored, status)).await
             }
             BoostKind::Cluster => {
                 let api = Api::<ClusterStartupCPUBoost>::all(client);
-                timeout(DEADLINE, patch(&api, name, status)).await
+                timeout(DEADLINE, patch(&api, name, stored, status)).await
             }
         };
         match written {
             Ok(Ok(())) => return true,
             // It was deleted meanwhile.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => return true,
+            // It has changed; the watch tells how.
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
             Ok(Err(error)) => {
                 tracing::warn!(namespace, name, error = %Chain(&error), "a status was not written");
             }
@@ -100,7 +125,7 @@ impl Reporter {
     }
 
     /// The status that a boost should have; what others wrote into it stays.
-    fn status(&self, stored: &Stored) -> BoostStatus {
+    fn status(&self, stored: &Stored, count: Option<(u32, u32)>) -> BoostStatus {
         let (active, reason, message, end) = match &stored.policy {
             Ok(policy) => (
                 "True",
@@ -114,6 +139,11 @@ impl Reporter {
             end,
             ..stored.status.clone()
         };
+        if let Some((active, total)) = count {
+            let number = |count| Some(i32::try_from(count).unwrap_or(i32::MAX));
+            status.active_container_boosts = number(active);
+            status.total_container_boosts = number(total);
+        }
         let old = status
             .conditions
             .iter()
@@ -141,7 +171,13 @@ impl Reporter {
     }
 }
 
-async fn patch<K>(api: &Api<K>, name: &str, status: &BoostStatus) -> kube::Result<()>
+/// Writes over the version that was read, or not at all: totals never go back.
+async fn patch<K>(
+    api: &Api<K>,
+    name: &str,
+    stored: &Stored,
+    status: &BoostStatus,
+) -> kube::Result<()>
 where
     K: Resource + Clone + std::fmt::Debug + DeserializeOwned,
 {
@@ -149,6 +185,9 @@ where
         field_manager: Some("headstart".to_owned()),
         ..PatchParams::default()
     };
-    let body = Patch::Merge(json!({"status": status}));
+    let body = Patch::Merge(json!({
+        "metadata": {"resourceVersion": stored.version},
+        "status": status,
+    }));
     api.patch_status(name, &params, &body).await.map(drop)
 }

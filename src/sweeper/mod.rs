@@ -3,6 +3,7 @@
 //! It looks at each claim when the pod changes and when its boost is due, asks [`decide`] what to do, and does it. Orphans
 //! of an earlier leader are not a special case: a term begins by looking at every claim, the most overdue first.
 
+mod tally;
 mod term;
 mod write;
 
@@ -12,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::term::Term;
-pub use self::write::Writer;
+pub use self::{tally::Tally, write::Writer};
 use crate::{
     api::Pod,
     boosts::Boosts,
@@ -41,6 +42,8 @@ pub struct Sweeper {
     pub settings: EndSettings,
     /// The wall clock, against which the API server's timestamps are read.
     pub clock: Clock,
+    /// Counts boosted containers.
+    pub tally: Arc<Tally>,
     /// Counts reverts.
     pub metrics: RevertMetrics,
 }
@@ -57,9 +60,10 @@ impl Sweeper {
             () = caches => {}
         }
         self.claims.follow();
-        let claims = Arc::clone(&self.claims);
+        let (claims, tally) = (Arc::clone(&self.claims), Arc::clone(&self.tally));
         Term::new(self).run(&term).await;
         claims.unfollow();
+        tally.clear();
     }
 
     /// What to do with a pod now.

@@ -135,6 +135,10 @@ impl Term {
 
     pub(super) async fn run(mut self, term: &CancellationToken) {
         let mut boosts = self.sweeper.boosts.specs();
+        let found = self.sweeper.claims.take_changes();
+        found.iter().for_each(|uid| self.look(uid));
+        self.sweeper.tally.settle();
+        self.act(term);
         loop {
             let next_look = self.looks.first().map(|(at, _)| *at);
             let claims = Arc::clone(&self.sweeper.claims);
@@ -177,6 +181,7 @@ impl Term {
         let Some(pod) = self.sweeper.claims.get(uid) else {
             return self.forget(uid);
         };
+        self.sweeper.tally.add(uid, &pod);
         let claim = self.claims.entry(uid.clone()).or_default();
         unset(&mut self.looks, uid, &mut claim.look);
         unset(&mut self.queue, uid, &mut claim.queued);
@@ -221,6 +226,7 @@ impl Term {
     }
 
     fn forget(&mut self, uid: &Uid) {
+        self.sweeper.tally.remove(uid);
         if let Some(mut claim) = self.claims.remove(uid) {
             unset(&mut self.looks, uid, &mut claim.look);
             unset(&mut self.queue, uid, &mut claim.queued);

@@ -13,7 +13,8 @@ use headstart::{
     domain::end::EndSettings,
     lease::{Elector, Params},
     metrics::Metrics,
-    sweeper::{Sweeper, Writer},
+    status::Reporter,
+    sweeper::{Sweeper, Tally, Writer},
 };
 use kube::Api;
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
@@ -269,6 +270,7 @@ pub(crate) struct Replica {
     server: MemoryServer,
     pub(crate) boosts: Arc<Boosts>,
     pub(crate) claims: Arc<Claims>,
+    pub(crate) tally: Arc<Tally>,
     pub(crate) metrics: Arc<Metrics>,
     tasks: JoinSet<()>,
 }
@@ -294,6 +296,7 @@ impl Replica {
             server: server.clone(),
             boosts,
             claims,
+            tally: Arc::default(),
             metrics: Arc::default(),
             tasks,
         }
@@ -307,7 +310,33 @@ impl Replica {
             boosts: Arc::clone(&self.boosts),
             settings: EndSettings::default(),
             clock: clock(&self.server),
+            tally: Arc::clone(&self.tally),
             metrics: self.metrics.revert.clone(),
+        }
+    }
+
+    /// The reporter for a term.
+    pub(crate) fn reporter(&self) -> Reporter {
+        Reporter {
+            client: self.server.client(&self.name),
+            boosts: Arc::clone(&self.boosts),
+            tally: Arc::clone(&self.tally),
+            clock: clock(&self.server),
+            metrics: Arc::clone(&self.metrics),
+        }
+    }
+
+    /// Begins a term with reports, without an election.
+    pub(crate) fn lead_and_report(&self) -> Term {
+        let token = CancellationToken::new();
+        let (sweeper, reporter) = (self.sweeper(), self.reporter());
+        let term = token.clone();
+        let work = tokio::spawn(async move {
+            tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
+        });
+        Term {
+            token,
+            work: Some(work),
         }
     }
 
