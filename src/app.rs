@@ -29,14 +29,14 @@ use crate::{
     lease::{Elector, Params},
     metrics::Metrics,
     probes::{self, Readiness},
-    server::{Stop, serve},
+    server::{Stop, connection_limit, serve},
     snapshots::Snapshots,
     status::Reporter,
     surroundings,
     sweeper::{Sweeper, Tally, Writer},
 };
 
-/// Connections that the webhook holds at once; the API server opens a few. Far below the usual limit of open files.
+/// Connections that the webhook holds at once; the API server opens a few.
 const WEBHOOK_CONNECTIONS: usize = 512;
 /// Connections that the plain port holds at once.
 const PROBE_CONNECTIONS: usize = 64;
@@ -60,9 +60,9 @@ pub enum AppError {
     /// The client can't be built.
     #[error("the API server's client could not be built")]
     Client(#[source] kube::Error),
-    /// TLS can't be set up.
-    #[error("TLS could not be set up")]
-    Tls(#[source] rustls::Error),
+    /// Callers can't be verified.
+    #[error("--client-ca can't be used")]
+    ClientCa(#[from] certs::CallersError),
     /// A port is not to be had.
     #[error("{flag} {address} can't be listened on")]
     Listen {
@@ -167,7 +167,7 @@ fn start(
         clock.clone(),
         Arc::clone(&metrics),
     ));
-    let tls = certs::server_config(certs.slot()).map_err(AppError::Tls)?;
+    let tls = certs::server_config(certs.slot(), args.client_ca.as_deref())?;
     let kept = Arc::clone(&certs);
     tasks.forever("certificates", async move { kept.keep().await });
     tasks.forever("version", check_version(watching));
@@ -262,7 +262,8 @@ async fn serve_webhook(
     stop: Stop,
 ) -> io::Result<()> {
     let service = TowerToHyperService::new(warp::service(admission::routes(admitter)));
-    serve(listener, Some(tls), service, WEBHOOK_CONNECTIONS, stop).await
+    let connections = connection_limit(WEBHOOK_CONNECTIONS);
+    serve(listener, Some(tls), service, connections, stop).await
 }
 
 async fn serve_probes(
@@ -272,7 +273,8 @@ async fn serve_probes(
     stop: Stop,
 ) -> io::Result<()> {
     let service = TowerToHyperService::new(warp::service(probes::routes(readiness, metrics)));
-    serve(listener, None, service, PROBE_CONNECTIONS, stop).await
+    let connections = connection_limit(PROBE_CONNECTIONS);
+    serve(listener, None, service, connections, stop).await
 }
 
 async fn config() -> Result<Config, AppError> {

@@ -3,7 +3,7 @@
 //! A value that can't be read stops the start: it is never taken for a default. An empty variable counts as unset, as Go
 //! programs take it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
@@ -69,6 +69,10 @@ pub struct RunArgs {
         value_name = "NAME"
     )]
     pub certificate_names: Vec<String>,
+
+    /// CAs in PEM form: only callers with a client certificate of theirs are answered; read at the start
+    #[arg(long, env = "CLIENT_CA", value_name = "FILE")]
+    pub client_ca: Option<PathBuf>,
 
     /// The MutatingWebhookConfiguration that gets the CA
     #[arg(

@@ -1,6 +1,13 @@
 //! The accept loop: HTTP/1.1 over TLS or plain, bounded and drained.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use hyper::{
     Request, Response,
@@ -27,6 +34,8 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a request's headers may take. It also closes idle keep-alive connections, so it must stay above the 90 s
 /// after which the API server drops them itself, or a request could meet a closing connection.
 const HEADER_DEADLINE: Duration = Duration::from_secs(120);
+/// How long a new connection may be silent. The API server opens one because it has something to ask.
+const FIRST_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// After an accept error, such as too many open files, so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -64,10 +73,6 @@ where
     B::Error: std::error::Error + Send + Sync,
 {
     let acceptor = tls.map(TlsAcceptor::from);
-    let service = Closing {
-        service,
-        closing: stop.closing,
-    };
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(HEADER_DEADLINE);
@@ -99,12 +104,12 @@ where
         };
         // Without it, small answers would wait for the peer's delayed acknowledgement. Best effort.
         let _ = stream.set_nodelay(true);
-        let (acceptor, http, service, watcher) = (
-            acceptor.clone(),
-            http.clone(),
-            service.clone(),
-            open.watcher(),
-        );
+        let (acceptor, http, watcher) = (acceptor.clone(), http.clone(), open.watcher());
+        let service = Closing {
+            service: service.clone(),
+            closing: stop.closing.clone(),
+            asked: Arc::default(),
+        };
         tokio::spawn(async move {
             let _slot = slot;
             let Some(acceptor) = acceptor else {
@@ -127,25 +132,54 @@ where
 async fn converse<S, B>(
     http: &http1::Builder,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    service: S,
+    service: Closing<S>,
     watcher: hyper_util::server::graceful::Watcher,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>>,
+    S::Future: Send + 'static,
     S::Error: std::error::Error + Send + Sync + 'static,
     B: Body + 'static,
     B::Error: std::error::Error + Send + Sync,
 {
+    let asked = Arc::clone(&service.asked);
+    let silent = async {
+        sleep(FIRST_REQUEST_DEADLINE).await;
+        if asked.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
     let connection = http.serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = watcher.watch(connection).await {
-        tracing::debug!(%error, "a connection ended with an error");
+    tokio::select! {
+        biased;
+        ended = watcher.watch(connection) => if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended with an error");
+        },
+        () = silent => tracing::debug!("a connection on which nothing was asked is closed"),
     }
 }
 
-/// Adds `Connection: close` to every answer once the server is closing.
+/// How many connections may be open at once: at most `wanted`, and no more than half of the files that this process may
+/// have open, so that the clients of the API server never lack one.
+#[must_use]
+pub fn connection_limit(wanted: usize) -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    open_files(&limits).map_or(wanted, |files| wanted.min(files / 2).max(1))
+}
+
+/// The soft limit of open files, as Linux prints it.
+fn open_files(limits: &str) -> Option<usize> {
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Adds `Connection: close` to every answer once the server is closing, and knows whether anything was asked.
 #[derive(Clone)]
 struct Closing<S> {
     service: S,
     closing: CancellationToken,
+    asked: Arc<AtomicBool>,
 }
 
 impl<S, B> Service<Request<Incoming>> for Closing<S>
@@ -159,6 +193,7 @@ where
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         use futures::TryFutureExt;
+        self.asked.store(true, Ordering::Relaxed);
         let closing = self.closing.clone();
         self.service
             .call(request)
@@ -175,3 +210,18 @@ where
 }
 
 type CloseWhen<B> = Box<dyn FnOnce(Response<B>) -> Response<B> + Send>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_open_files_is_read() {
+        let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                      Max processes             95789                95789                processes \n\
+                      Max open files            1024                 1048576              files     \n";
+        assert_eq!(open_files(limits), Some(1024));
+        assert_eq!(open_files("Max open files unlimited unlimited files"), None);
+        assert!((1..=512).contains(&connection_limit(512)));
+    }
+}

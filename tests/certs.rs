@@ -112,7 +112,7 @@ fn roots(pem: &str) -> Arc<RootCertStore> {
 /// The certificate that is served, if a client with these CAs accepts it.
 async fn leaf(certs: &Certs, roots: Arc<RootCertStore>) -> Option<Vec<u8>> {
     let (client, server) = tokio::io::duplex(1 << 16);
-    let acceptor = TlsAcceptor::from(server_config(certs.slot()).expect("TLS"));
+    let acceptor = TlsAcceptor::from(server_config(certs.slot(), None).expect("TLS"));
     let accepted = acceptor.accept(server);
     let (client, _) = tokio::join!(handshake(client, roots, &["http/1.1"]), accepted);
     let client = client.ok()?;

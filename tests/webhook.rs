@@ -31,7 +31,7 @@ use hyper::{
     client::conn::http1::{self, SendRequest},
 };
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use rustls::RootCertStore;
+use rustls::{RootCertStore, ServerConfig};
 use serde_json::{Value, json};
 use testbed::memory::MemoryServer;
 use tokio::{
@@ -469,7 +469,15 @@ struct Listener {
 
 impl Listener {
     async fn start(certs: Option<&Certs>, connections: usize, drain: Duration) -> Self {
-        let tls = certs.map(|certs| server_config(certs.slot()).expect("TLS"));
+        let tls = certs.map(|certs| server_config(certs.slot(), None).expect("TLS"));
+        Self::start_with(tls, connections, drain).await
+    }
+
+    async fn start_with(
+        tls: Option<Arc<ServerConfig>>,
+        connections: usize,
+        drain: Duration,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let (slow, arrived) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
@@ -695,10 +703,94 @@ async fn silent_clients_are_dropped() {
         .expect("it is let in");
     assert_boosted(post_review(&mut next).await).await;
 
-    // Longer than the 90 s after which the API server itself closes an idle connection.
     let plain = Listener::start(None, 1, PATIENCE).await;
     let took = closed(plain.connect().await).await;
-    assert!((120..130).contains(&took.as_secs()), "headers: {took:?}");
+    assert!(
+        (10..12).contains(&took.as_secs()),
+        "first request: {took:?}"
+    );
+    // Once something was asked: longer than the 90 s after which the API server itself closes an idle connection.
+    let mut stream = plain.connect().await;
+    let get = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(get).await.expect("sent");
+    let answer = read_head(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
+    let took = closed_after_rest(stream).await;
+    assert!((120..130).contains(&took.as_secs()), "idle: {took:?}");
+}
+
+/// Reads what is left of an answer, and waits until the other side closes.
+async fn closed_after_rest(mut stream: TcpStream) -> Duration {
+    let began = Instant::now();
+    let mut rest = Vec::new();
+    let rest = timeout(Duration::from_secs(600), stream.read_to_end(&mut rest));
+    rest.await.expect("it is closed").expect("no error");
+    began.elapsed()
+}
+
+/// A CA, and a certificate and a key that it has signed for a client, each in PEM form.
+fn client_pki() -> (String, String, String) {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("a key");
+    let ca = params.self_signed(&key).expect("a CA").pem();
+    let issuer = Issuer::new(params, key);
+    let key = KeyPair::generate().expect("a key");
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let cert = params.signed_by(&key, &issuer).expect("a certificate");
+    (ca, cert.pem(), key.serialize_pem())
+}
+
+/// What comes back for a review over a connection with this client certificate, if any.
+async fn ask_as(
+    address: SocketAddr,
+    kept: &Kept,
+    client: Option<(&str, &str)>,
+) -> Option<StatusCode> {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has what TLS needs")
+        .with_root_certificates(kept.roots());
+    let config = match client {
+        None => config.with_no_client_auth(),
+        Some((cert, key)) => {
+            let cert = CertificateDer::from_pem_slice(cert.as_bytes()).expect("a certificate");
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).expect("a key");
+            let config = config.with_client_auth_cert(vec![cert], key);
+            config.expect("they belong together")
+        }
+    };
+    let host = rustls::pki_types::ServerName::try_from(HOST).expect("a DNS name");
+    let stream = TcpStream::connect(address).await.ok()?;
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(host, stream).await.ok()?;
+    let mut sender = speak(stream).await;
+    Some(post_review(&mut sender).await.ok()?.status())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_client_ca_only_its_clients_are_answered() {
+    let kept = Kept::loaded().await;
+    let (ca, cert, key) = client_pki();
+    let (_, stranger, stranger_key) = client_pki();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("ca.crt");
+    std::fs::write(&file, ca).expect("written");
+    let tls = server_config(kept.certs.slot(), Some(&file)).expect("TLS");
+    let listener = Listener::start_with(Some(tls), 8, PATIENCE).await;
+    let ask = |client| ask_as(listener.address, &kept, client);
+    assert_eq!(ask(Some((&cert, &key))).await, Some(StatusCode::OK));
+    assert_eq!(ask(Some((&stranger, &stranger_key))).await, None);
+    assert_eq!(ask(None).await, None);
+
+    std::fs::write(&file, "nothing").expect("written");
+    let error = server_config(kept.certs.slot(), Some(&file)).expect_err("no certificate");
+    assert_eq!(error.to_string(), "the file has no certificate");
+    assert!(server_config(kept.certs.slot(), Some(&folder.path().join("gone"))).is_err());
 }
 
 #[tokio::test(start_paused = true)]

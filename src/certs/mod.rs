@@ -4,9 +4,13 @@
 //! `resourceVersion`, so that of several replicas one wins and the others take what it made. The CA goes into the webhook
 //! configuration, and back when somebody wipes it.
 
+mod callers;
 mod pki;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use arc_swap::ArcSwapOption;
 use k8s_openapi::{
@@ -29,7 +33,10 @@ use tokio::{
     time::{Duration, sleep, timeout},
 };
 
-pub use self::pki::{Bundle, PkiError, Step, next};
+pub use self::{
+    callers::CallersError,
+    pki::{Bundle, PkiError, Step, next},
+};
 use crate::{
     clock::Clock,
     error::Chain,
@@ -67,13 +74,20 @@ impl ResolvesServerCert for CertSlot {
 /// TLS as the webhook serves it: 1.2 and 1.3, HTTP/1.1 only, which is what the API server speaks to webhooks
 /// (kubernetes/kubernetes#75791), and no HTTP/2 for anybody to attack.
 ///
+/// With a file of CAs, callers must show a certificate that one of them has signed.
+///
 /// # Errors
-/// When the crypto provider lacks what the protocol versions need.
-pub fn server_config(slot: Arc<CertSlot>) -> Result<Arc<ServerConfig>, rustls::Error> {
+/// When that file holds no usable certificates.
+pub fn server_config(
+    slot: Arc<CertSlot>,
+    client_ca: Option<&Path>,
+) -> Result<Arc<ServerConfig>, CallersError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = callers::verifier(client_ca, &provider)?;
     let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
+        .with_safe_default_protocol_versions()
+        .expect("ring has what TLS 1.2 and 1.3 need")
+        .with_client_cert_verifier(verifier)
         .with_cert_resolver(slot);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
