@@ -33,7 +33,7 @@ use crate::{
     snapshots::Snapshots,
     status::Reporter,
     surroundings,
-    sweeper::{Sweeper, Tally, Writer},
+    sweeper::{Events, Sweeper, Tally, Writer},
 };
 
 /// Connections that the webhook holds at once; the API server opens a few.
@@ -197,13 +197,23 @@ fn start(
     );
 
     let tally = Arc::<Tally>::default();
+    let events = Arc::new(Events::new(
+        client()?,
+        identity(args),
+        clock.clone(),
+        metrics.revert.clone(),
+    ));
+    let kept = Arc::clone(&events);
+    tasks.forever("events", async move { kept.keep().await });
     let sweeper = Sweeper {
         writer: Writer::new(client()?),
         claims,
         boosts: Arc::clone(&boosts),
+        snapshots,
         settings: settings.end,
         clock: clock.clone(),
         tally: Arc::clone(&tally),
+        events,
         metrics: metrics.revert.clone(),
     };
     let reporter = Reporter {

@@ -84,6 +84,16 @@ struct ClampLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WriteLabels {
     write: &'static str,
     result: &'static str,
@@ -105,6 +115,8 @@ pub struct AdmissionMetrics {
 /// Series of the sweeper.
 #[derive(Clone, Debug)]
 pub struct RevertMetrics {
+    events: Family<ResultLabel, Counter>,
+    stuck: Family<ReasonLabel, Counter>,
     writes: Family<WriteLabels, Counter>,
     ended: Family<EndLabel, Counter>,
     lag: Histogram,
@@ -307,7 +319,34 @@ impl RevertMetrics {
             "From the instant at which a boost was due to its resize",
             lag.clone(),
         );
-        Self { writes, ended, lag }
+        let (events, stuck) = (Family::default(), Family::default());
+        registry.register(
+            "events",
+            "Events about boosts: Ok, Known (an earlier leader's), Failed, Dropped (too many at once)",
+            Family::clone(&events),
+        );
+        registry.register(
+            "boosts_stuck",
+            "Boosts that could not be taken back when they were due, by reason",
+            Family::clone(&stuck),
+        );
+        Self {
+            events,
+            stuck,
+            writes,
+            ended,
+            lag,
+        }
+    }
+
+    /// Counts an Event.
+    pub fn event(&self, result: &'static str) {
+        self.events.get_or_create(&ResultLabel { result }).inc();
+    }
+
+    /// Counts a boost that something keeps from ending.
+    pub fn stuck(&self, reason: &'static str) {
+        self.stuck.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     /// Counts a resize.

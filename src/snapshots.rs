@@ -82,6 +82,14 @@ impl Snapshots {
         }
     }
 
+    /// The bounds of a namespace's LimitRanges; `None` until they have been read.
+    #[must_use]
+    pub fn limit_ranges(&self, namespace: &str) -> Option<LimitRanges> {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = parts.limit_ranges.as_ref()?;
+        Some(all.get(namespace).copied().unwrap_or_default())
+    }
+
     /// The parts that have not been read yet.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {

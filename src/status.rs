@@ -87,7 +87,7 @@ impl Reporter {
         let mut all_written = true;
         for (key, stored) in boosts {
             let count = self.tally.of(&key, &stored.status);
-            let status = self.status(&stored, count);
+            let status = self.status(&key, &stored, count);
             if status != stored.status {
                 all_written &= self.write(&key, &stored, &status).await;
             }
@@ -125,49 +125,66 @@ impl Reporter {
     }
 
     /// The status that a boost should have; what others wrote into it stays.
-    fn status(&self, stored: &Stored, count: Option<(u32, u32)>) -> BoostStatus {
-        let (active, reason, message, end) = match &stored.policy {
-            Ok(policy) => (
-                "True",
-                "Ready",
-                "New pods are boosted".to_owned(),
-                Some(policy.end.describe()),
-            ),
-            Err(error) => ("False", "Invalid", error.to_string(), None),
+    fn status(&self, key: &Key, stored: &Stored, count: Option<(u32, u32)>) -> BoostStatus {
+        let mut status = stored.status.clone();
+        let active = match &stored.policy {
+            Ok(policy) => {
+                status.end = Some(policy.end.describe());
+                ("Active", "True", "Ready", "New pods are boosted".to_owned())
+            }
+            Err(error) => {
+                status.end = None;
+                ("Active", "False", "Invalid", error.to_string())
+            }
         };
-        let mut status = BoostStatus {
-            end,
-            ..stored.status.clone()
+        self.set_condition(&mut status, stored.generation, active);
+        let Some((active, total)) = count else {
+            return status;
         };
-        if let Some((active, total)) = count {
-            let number = |count| Some(i32::try_from(count).unwrap_or(i32::MAX));
-            status.active_container_boosts = number(active);
-            status.total_container_boosts = number(total);
+        let number = |count| Some(i32::try_from(count).unwrap_or(i32::MAX));
+        status.active_container_boosts = number(active);
+        status.total_container_boosts = number(total);
+        let known = status.conditions.iter().any(|it| it.kind == "Stuck");
+        if let Some((pods, (reason, text))) = self.tally.troubles(key) {
+            let message = format!("CPU can't be taken back from {pods} pods, for example: {text}");
+            let stuck = ("Stuck", "True", reason, message);
+            self.set_condition(&mut status, stored.generation, stuck);
+        } else if known {
+            let message = "CPU is taken back when it is due".to_owned();
+            let well = ("Stuck", "False", "Reverted", message);
+            self.set_condition(&mut status, stored.generation, well);
         }
-        let old = status
-            .conditions
-            .iter()
-            .position(|condition| condition.kind == "Active");
+        status
+    }
+
+    /// Sets a condition: its type, status, reason and message.
+    fn set_condition(
+        &self,
+        status: &mut BoostStatus,
+        generation: Option<i64>,
+        (kind, value, reason, message): (&str, &str, &str, String),
+    ) {
+        let conditions = &mut status.conditions;
+        let old = conditions.iter().position(|it| it.kind == kind);
         let since = old
-            .map(|index| &status.conditions[index])
-            .filter(|condition| condition.status == active)
+            .map(|index| &conditions[index])
+            .filter(|condition| condition.status == value)
             .map_or_else(
                 || self.clock.now().to_rfc3339_opts(SecondsFormat::Secs, true),
                 |condition| condition.last_transition_time.clone(),
             );
         let condition = Condition {
-            kind: "Active".to_owned(),
-            status: active.to_owned(),
-            observed_generation: stored.generation,
+            kind: kind.to_owned(),
+            status: value.to_owned(),
+            observed_generation: generation,
             last_transition_time: since,
             reason: reason.to_owned(),
             message,
         };
         match old {
-            Some(index) => status.conditions[index] = condition,
-            None => status.conditions.push(condition),
+            Some(index) => conditions[index] = condition,
+            None => conditions.push(condition),
         }
-        status
     }
 }
 

@@ -38,7 +38,7 @@ pub struct LimitRangeSpec {
 }
 
 /// One entry of a LimitRange.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LimitRangeItem {
     /// `Container`, `Pod` or `PersistentVolumeClaim`.
@@ -49,11 +49,17 @@ pub struct LimitRangeItem {
     pub max: CpuAmount,
     /// Limits of containers that name none.
     #[serde(rename = "default", deserialize_with = "null_is_default")]
-    pub default_limit: CpuAmount,
+    pub default_limit: Keys,
+    /// Requests of containers that name none.
+    #[serde(deserialize_with = "null_is_default")]
+    pub default_request: Keys,
     /// Largest quotient of limit and request.
     #[serde(deserialize_with = "null_is_default")]
     pub max_limit_request_ratio: CpuAmount,
 }
+
+/// The resources that a list names.
+pub type Keys = BTreeMap<String, serde::de::IgnoredAny>;
 
 /// A resource list, trimmed to CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -15,7 +15,7 @@ pub use boost::{
     StartupCPUBoost,
 };
 pub use cluster::{
-    CpuAmount, Labels, LimitRange, LimitRangeItem, LimitRangeSpec, Namespace, Node, NodeInfo,
+    CpuAmount, Keys, Labels, LimitRange, LimitRangeItem, LimitRangeSpec, Namespace, Node, NodeInfo,
     NodeSpec, NodeStatus, QuotaAmounts, QuotaSpec, QuotaStatus, ResourceQuota, ScopeRequirement,
     ScopeSelector, Taint, Toleration,
 };

@@ -20,6 +20,8 @@ pub enum Failure {
     MissingRight(String),
     /// The kubelet has not reported resources yet, or is too old to resize (422).
     NotResizable(String),
+    /// The API server would add LimitRange defaults to the pod's containers with the resize.
+    LimitRangeDefaults(String),
     /// Refused by validation, an admission plugin or a third party's webhook (403, 422).
     Refused(String),
 }
@@ -70,7 +72,37 @@ impl Failure {
             Self::Conflict | Self::Transient(_) => Some(spread(backoff())),
             Self::Throttled(pause) => Some(spread(*pause)),
             Self::NotResizable(_) if failures <= QUICK_TRIES => Some(spread(backoff())),
-            Self::MissingRight(_) | Self::NotResizable(_) | Self::Refused(_) => Some(spread(SLOW)),
+            Self::MissingRight(_)
+            | Self::NotResizable(_)
+            | Self::LimitRangeDefaults(_)
+            | Self::Refused(_) => Some(spread(SLOW)),
+        }
+    }
+
+    /// Whether it should pass by itself.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        match self {
+            Self::Conflict | Self::Gone | Self::Throttled(_) | Self::Transient(_) => true,
+            Self::MissingRight(_)
+            | Self::NotResizable(_)
+            | Self::LimitRangeDefaults(_)
+            | Self::Refused(_) => false,
+        }
+    }
+
+    /// What the API server says, where it says anything.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Conflict => "the pod changes all the time",
+            Self::Gone => "the pod is gone",
+            Self::Throttled(_) => "the API server asks to come back later",
+            Self::Transient(text)
+            | Self::MissingRight(text)
+            | Self::NotResizable(text)
+            | Self::LimitRangeDefaults(text)
+            | Self::Refused(text) => text,
         }
     }
 
@@ -84,6 +116,7 @@ impl Failure {
             Self::Transient(_) => "Transient",
             Self::MissingRight(_) => "MissingRight",
             Self::NotResizable(_) => "NotResizable",
+            Self::LimitRangeDefaults(_) => "LimitRangeDefaults",
             Self::Refused(_) => "Refused",
         }
     }

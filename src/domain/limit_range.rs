@@ -3,7 +3,7 @@
 //! LimitRanger judges the pod as the webhooks have left it, so a boost that breaks a bound would refuse the pod (403).
 
 use super::quantity::{MilliCpu, parse_milli};
-use crate::api::LimitRangeItem;
+use crate::api::{Amounts, Keys, LimitRangeItem, Pod};
 
 /// What all LimitRanges of a namespace say together: of several bounds the least counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,6 +14,41 @@ pub struct LimitRanges {
     pub pod: Bounds,
     /// Whether a container without a limit would get one, or refuse the pod.
     pub wants_limits: bool,
+    /// What containers get that name no limit.
+    default_limits: Defaults,
+    /// What containers get that name no request.
+    default_requests: Defaults,
+}
+
+/// Which resources have a default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Defaults {
+    cpu: bool,
+    memory: bool,
+    other: bool,
+}
+
+impl Defaults {
+    fn add(&mut self, keys: &Keys) {
+        for key in keys.keys() {
+            match key.as_str() {
+                "cpu" => self.cpu = true,
+                "memory" => self.memory = true,
+                _ => self.other = true,
+            }
+        }
+    }
+
+    /// Whether a container with these amounts would get another. What else it has is not known here, so any other default
+    /// counts.
+    fn add_to(self, amounts: Option<&Amounts>) -> bool {
+        let lacks = |amount: fn(&Amounts) -> &Option<String>| {
+            amounts.is_none_or(|amounts| amount(amounts).is_none())
+        };
+        self.other
+            || (self.cpu && lacks(|amounts| &amounts.cpu))
+            || (self.memory && lacks(|amounts| &amounts.memory))
+    }
 }
 
 /// Bounds of one type.
@@ -48,10 +83,24 @@ impl LimitRanges {
             let ratio = ratio.and_then(Ratio::read);
             bounds.max = least(bounds.max, max);
             bounds.ratio = least(bounds.ratio, ratio);
-            let default = item.kind == "Container" && item.default_limit.cpu.is_some();
-            ranges.wants_limits |= default || max.is_some() || ratio.is_some();
+            ranges.wants_limits |= max.is_some() || ratio.is_some();
+            if item.kind == "Container" {
+                ranges.wants_limits |= item.default_limit.contains_key("cpu");
+                ranges.default_limits.add(&item.default_limit);
+                ranges.default_requests.add(&item.default_request);
+            }
         }
         ranges
+    }
+
+    /// Whether the API server might add defaults to a pod that is resized, as it does to all containers alike.
+    #[must_use]
+    pub fn might_add_to(&self, pod: &Pod) -> bool {
+        pod.all_containers().any(|container| {
+            let resources = &container.resources;
+            self.default_limits.add_to(resources.limits.as_ref())
+                || self.default_requests.add_to(resources.requests.as_ref())
+        })
     }
 }
 

@@ -34,3 +34,4 @@ pub mod record;
 pub mod revert;
 pub mod snapshot;
 pub mod totals;
+pub mod witness;

@@ -151,6 +151,36 @@ pub fn resize(pod: &Pod, revert: &Revert) -> Value {
     json!({"metadata": preconditions(pod), "spec": spec})
 }
 
+/// What the answer to a resize has beyond the CPU values that it was to set, if anything: container and resource.
+#[must_use]
+pub fn beyond_cpu(before: &Value, after: &Value, revert: &Revert) -> Option<String> {
+    let mut surplus = Vec::new();
+    for list in ["containers", "initContainers"] {
+        let of = |pod: &Value| pod["spec"][list].as_array().cloned().unwrap_or_default();
+        for (before, after) in of(before).iter().zip(&of(after)) {
+            let name = after["name"].as_str().unwrap_or_default();
+            let ours = |kind: &str, key: &str| {
+                let mut containers = revert.containers.iter();
+                let to = containers.find(|container| container.name == name);
+                let to = to.map(|container| match kind {
+                    "requests" => container.to.request,
+                    _ => container.to.limit,
+                });
+                key == "cpu" && to.flatten().is_some()
+            };
+            for kind in ["requests", "limits"] {
+                let old = &before["resources"][kind];
+                for (key, value) in after["resources"][kind].as_object().into_iter().flatten() {
+                    if old[key] != *value && !ours(kind, key) {
+                        surplus.push(format!("{name} {kind}.{key}={value}"));
+                    }
+                }
+            }
+        }
+    }
+    (!surplus.is_empty()).then(|| surplus.join(", "))
+}
+
 /// The merge body for the pod: the claim goes, the record says that the boost has ended.
 #[must_use]
 pub fn finish(pod: &Pod, finish: &Finish) -> Value {

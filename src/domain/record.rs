@@ -246,6 +246,22 @@ impl Record {
         Value::Object(self.fields.clone()).to_string()
     }
 
+    /// The record with these containers' entries in place of what it says of them. All else stays as it was.
+    #[must_use]
+    pub fn with(&self, containers: &BTreeMap<String, Loan>) -> Self {
+        let mut record = self.clone();
+        for (name, loan) in containers {
+            for (fields, value) in [(REQUESTS, loan.request), (LIMITS, loan.limit)] {
+                let original = value.map(|value| value.original.to_string());
+                set(&mut record.fields, fields.original, name, original);
+                let boosted = value.and_then(LoanValue::boosted);
+                set(&mut record.fields, fields.boosted, name, boosted);
+            }
+            record.containers.insert(name.clone(), Ok(*loan));
+        }
+        record
+    }
+
     /// The record of the same boost, ended. All else stays as it was.
     #[must_use]
     pub fn ended(&self, by: EndedBy, at: DateTime<Utc>) -> Self {
@@ -261,6 +277,23 @@ impl Record {
         record.fields.insert(ENDED_TIMESTAMP.into(), time(at));
         record.fields.insert(ENDED_BY.into(), by.as_str().into());
         record
+    }
+}
+
+/// Sets or removes a container's entry in one of the four maps.
+fn set(fields: &mut Map<String, Value>, map: &str, name: &str, value: Option<String>) {
+    match (fields.get_mut(map), value) {
+        (Some(Value::Object(map)), Some(value)) => {
+            map.insert(name.to_owned(), value.into());
+        }
+        (Some(Value::Object(map)), None) => {
+            map.shift_remove(name);
+        }
+        (_, Some(value)) => {
+            let entries = Map::from_iter([(name.to_owned(), value.into())]);
+            fields.insert(map.to_owned(), entries.into());
+        }
+        (_, None) => {}
     }
 }
 

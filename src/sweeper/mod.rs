@@ -3,31 +3,39 @@
 //! It looks at each claim when the pod changes and when its boost is due, asks [`decide`] what to do, and does it. Orphans
 //! of an earlier leader are not a special case: a term begins by looking at every claim, the most overdue first.
 
+mod events;
+mod scan;
+mod step;
 mod tally;
 mod term;
 mod write;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use self::term::Term;
-pub use self::{tally::Tally, write::Writer};
+pub use self::{events::Events, tally::Tally, write::Writer};
 use crate::{
-    api::Pod,
+    api::{Pod, PodSpec},
     boosts::Boosts,
     claims::Claims,
     clock::Clock,
     domain::{
         end::EndSettings,
-        revert::{Decision, decide},
+        revert::{Decision, Leave, decide},
+        witness,
     },
     metrics::RevertMetrics,
+    snapshots::Snapshots,
 };
 
-/// How long a term waits for the boosts before it decides by the records alone.
-const BOOSTS_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a term waits for the boosts and the LimitRanges before it decides by the records alone.
+const CACHES_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Everything that a term needs.
 #[derive(Clone)]
@@ -38,12 +46,16 @@ pub struct Sweeper {
     pub claims: Arc<Claims>,
     /// The boosts.
     pub boosts: Arc<Boosts>,
+    /// The LimitRanges.
+    pub snapshots: Arc<Snapshots>,
     /// What the flags say.
     pub settings: EndSettings,
     /// The wall clock, against which the API server's timestamps are read.
     pub clock: Clock,
     /// Counts boosted containers.
     pub tally: Arc<Tally>,
+    /// Tells people.
+    pub events: Arc<Events>,
     /// Counts reverts.
     pub metrics: RevertMetrics,
 }
@@ -52,7 +64,8 @@ impl Sweeper {
     /// Leads until the term ends. Writes that are under way then end first; each has a deadline.
     pub async fn lead(self, term: CancellationToken) {
         let caches = async {
-            let _ = timeout(BOOSTS_PATIENCE, synced(|| self.boosts.synced())).await;
+            let known = || self.boosts.synced() && self.snapshots.limit_ranges("").is_some();
+            let _ = timeout(CACHES_PATIENCE, synced(known)).await;
             synced(|| self.claims.synced()).await;
         };
         tokio::select! {
@@ -61,25 +74,43 @@ impl Sweeper {
         }
         self.claims.follow();
         let (claims, tally) = (Arc::clone(&self.claims), Arc::clone(&self.tally));
-        Term::new(self).run(&term).await;
+        let (found, lost) = mpsc::channel(scan::QUEUE);
+        let writer = self.writer.clone();
+        let work = Term::new(self).run(lost, &term);
+        tokio::select! {
+            () = work => {}
+            // It never ends before the term.
+            () = scan::scan(&writer, &found) => {}
+        }
         claims.unfollow();
         tally.clear();
     }
 
-    /// What to do with a pod now.
-    fn decide(&self, pod: &Pod) -> Decision {
+    /// What to do with a pod now. A record that can't be read is repaired from the template, where that is known.
+    fn decide(&self, pod: &Pod, template: Option<&PodSpec>) -> Decision {
         let index = self.boosts.index();
         let policy = index.as_ref().and_then(|index| index.of_pod(pod));
-        decide(
-            pod,
-            policy.map(Arc::as_ref),
-            self.settings,
-            self.clock.now(),
-        )
+        let policy = policy.map(Arc::as_ref);
+        let now = self.clock.now();
+        let decision = decide(pod, policy, self.settings, now);
+        match (&decision, template) {
+            (Decision::Leave(Leave::Unreadable(_)), Some(template)) => {
+                let repaired = witness::repair(pod, template, policy, self.settings, now);
+                repaired.map_or(decision, |pod| decide(&pod, policy, self.settings, now))
+            }
+            _ => decision,
+        }
+    }
+
+    /// Whether a resize of the pod has to be tried first. Where the LimitRanges are not known, it has.
+    fn defaults_might_be_added(&self, pod: &Pod) -> bool {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let ranges = self.snapshots.limit_ranges(namespace);
+        ranges.is_none_or(|ranges| ranges.might_add_to(pod))
     }
 }
 
-/// Polls a flag that is set once.
+/// Polls for something that comes once.
 async fn synced(is: impl Fn() -> bool) {
     while !is() {
         sleep(Duration::from_millis(20)).await;

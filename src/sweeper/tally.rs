@@ -32,8 +32,13 @@ struct Counts {
     /// Whether all claims that there were at the begin of the term have been counted.
     settled: bool,
     claims: HashMap<Uid, (Key, u32)>,
+    /// What keeps boosts from ending.
+    troubles: BTreeMap<Uid, (Key, Trouble)>,
     boosts: BTreeMap<Key, Count>,
 }
+
+/// What keeps a boost from ending: a word, and what the API server or the kubelet says.
+pub(crate) type Trouble = (&'static str, String);
 
 /// The containers of one boost.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,12 +85,37 @@ impl Tally {
     /// A claim has gone.
     pub(super) fn remove(&self, uid: &str) {
         let mut counts = self.counts();
+        counts.troubles.remove(uid);
         if let Some((key, containers)) = counts.claims.remove(uid) {
             let count = counts.boosts.entry(key).or_default();
             count.active -= containers;
             count.ended += containers;
             self.changes.send_replace(());
         }
+    }
+
+    /// Something keeps a claim's boost from ending, or no longer does.
+    pub(super) fn trouble(&self, uid: &str, trouble: Option<(&'static str, &str)>) {
+        let mut counts = self.counts();
+        let key = counts.claims.get(uid).map(|(key, _)| key.clone());
+        match key.zip(trouble) {
+            Some((key, (reason, text))) => {
+                let trouble = (reason, text.to_owned());
+                counts.troubles.insert(uid.to_owned(), (key, trouble));
+            }
+            None if counts.troubles.remove(uid).is_none() => return,
+            None => {}
+        }
+        self.changes.send_replace(());
+    }
+
+    /// How many of a boost's claims can't end, and what is the matter with the first.
+    #[must_use]
+    pub(crate) fn troubles(&self, key: &Key) -> Option<(usize, Trouble)> {
+        let counts = self.counts();
+        let mut troubles = counts.troubles.values().filter(|(of, _)| of == key);
+        let (_, first) = troubles.next()?;
+        Some((troubles.count() + 1, first.clone()))
     }
 
     /// All claims that there were at the begin of the term have been counted.

@@ -8,40 +8,57 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use tokio::{
+    sync::mpsc,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
-use super::Sweeper;
+use super::{
+    Sweeper,
+    step::{Step, Task, step},
+};
 use crate::{
-    api::Pod,
+    api::{Pod, PodSpec},
     claims::Uid,
     domain::{
         failure::Failure,
-        revert::{Decision, Finish, Leave, Revert},
+        revert::{Decision, Leave, Pending},
     },
 };
 
-/// So many pods are written to at once. A PATCH takes the API server 5 to 20 ms, so this bears some thousand a second.
+/// So many pods are written to at once: at the begin of a term, and at most. A PATCH takes the API server 5 to 20 ms, so
+/// this bears some thousand a second.
 const CONCURRENCY: usize = 16;
-/// How often one step may look again at once, after conflicts.
-const LOOKS: u32 = 3;
 /// The wall clock may be set, so a far instant is approached in parts.
 const LONGEST_SLEEP: Duration = Duration::from_secs(300);
 /// Pauses before a container is resized once more grow from the first to the second.
 const REPEAT_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(60));
 /// After a write the watch tells of it. Where it doesn't, the pod is read.
 const ECHO_PATIENCE: Duration = Duration::from_secs(10);
+/// Pods without a claim are not watched; so often they are read.
+const STRAY_PAUSE: Duration = Duration::from_secs(5);
+/// So often an owner is asked again for its template, and a record that can't be read is looked at again.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(60);
+/// So many failures in a row of a kind that should pass by itself are worth an Event.
+const LASTING: u32 = 5;
 
 /// What is remembered of a claim between two looks. Losing it costs a look, never a wrong write.
 #[derive(Default)]
 struct Claim {
+    /// The pod as last seen: what is left when it goes.
+    pod: Arc<Pod>,
+    /// When it was read, where it has lost its label and is tracked all the same.
+    stray: Option<Instant>,
     /// The next look that is due by itself.
     look: Option<Instant>,
     /// Where it stands among those to be acted on.
     queued: Option<DateTime<Utc>>,
+    /// What will be done then.
+    task: Option<Task>,
     in_flight: bool,
+    /// Whether its boost was finished here, so that the loss of its label means nothing else.
+    finished: bool,
     /// Failures in a row, and until when to leave it alone after the last.
     failures: u32,
     pause: Option<Instant>,
@@ -53,16 +70,19 @@ struct Claim {
     newest: Option<(String, Instant)>,
     /// Whether the cache is not to be believed: the pod is read first.
     read: bool,
-    /// What was last logged, so that it is said once.
-    said: Option<Leave>,
+    /// Its owner's template, where its record can't be read; and when it was last asked for.
+    template: Option<Arc<PodSpec>>,
+    asked: Option<Instant>,
+    /// What was last said of what keeps it from ending, so that it is said once.
+    said: Option<&'static str>,
 }
 
 impl Claim {
     /// Until when to wait for the watch, where the cache has not caught up with what an answer has told. After that the
     /// pod is read instead.
-    fn waits_for_cache(&mut self, pod: &Pod, now: Instant) -> Option<Instant> {
+    fn waits_for_cache(&mut self, now: Instant) -> Option<Instant> {
         let (newest, until) = self.newest.take()?;
-        if !is_older(pod.metadata.resource_version.as_deref(), &newest) {
+        if !is_older(self.pod.metadata.resource_version.as_deref(), &newest) {
             return None;
         }
         if until <= now {
@@ -100,16 +120,16 @@ fn is_older(version: Option<&str>, newest: &str) -> bool {
     }
 }
 
-/// What came of acting on a claim.
-enum Step {
-    /// All there is to do for now.
-    Done {
-        /// The pod's version, where it is not the cached one.
-        newest: Option<String>,
-        /// The containers of a resize that was accepted.
-        resized: Vec<String>,
-    },
-    Failed(Failure),
+/// What a look at a claim leads to.
+enum Next {
+    /// Something to do, due since then.
+    Act(DateTime<Utc>, Task),
+    /// Another look then.
+    Look(Instant),
+    /// Nothing before it changes.
+    Idle,
+    /// It is of no concern any more.
+    Forget,
 }
 
 pub(super) struct Term {
@@ -120,6 +140,8 @@ pub(super) struct Term {
     /// Claims to be acted on, the most overdue first.
     queue: BTreeSet<(DateTime<Utc>, Uid)>,
     in_flight: JoinSet<(Uid, Step)>,
+    /// How many may be in flight: fewer while the API server asks for it.
+    at_once: usize,
 }
 
 impl Term {
@@ -130,13 +152,19 @@ impl Term {
             looks: BTreeSet::new(),
             queue: BTreeSet::new(),
             in_flight: JoinSet::new(),
+            at_once: CONCURRENCY,
         }
     }
 
-    pub(super) async fn run(mut self, term: &CancellationToken) {
+    /// Works until the term ends. `found` are pods that have lost their label while nobody watched.
+    pub(super) async fn run(
+        mut self,
+        mut found: mpsc::Receiver<Arc<Pod>>,
+        term: &CancellationToken,
+    ) {
         let mut boosts = self.sweeper.boosts.specs();
-        let found = self.sweeper.claims.take_changes();
-        found.iter().for_each(|uid| self.look(uid));
+        let claims = self.sweeper.claims.take_changes();
+        claims.iter().for_each(|uid| self.look(uid));
         self.sweeper.tally.settle();
         self.act(term);
         loop {
@@ -151,6 +179,7 @@ impl Term {
                 }
                 changed = claims.changes() => changed.iter().for_each(|uid| self.look(uid)),
                 Ok(()) = boosts.changed() => self.look_at_all(),
+                Some(pod) = found.recv() => self.found(pod),
                 () = sleep_until(next_look.unwrap_or_else(Instant::now)), if next_look.is_some() => self.look_at_due(),
             }
             self.act(term);
@@ -176,52 +205,45 @@ impl Term {
         }
     }
 
+    /// A pod without a claim that may be boosted all the same.
+    fn found(&mut self, pod: Arc<Pod>) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        if self.claims.contains_key(&uid) {
+            return;
+        }
+        let claim = self.claims.entry(uid.clone()).or_default();
+        claim.pod = pod;
+        let now = self.sweeper.clock.now();
+        claim.task = Some(Task::Check);
+        set(&mut self.queue, &uid, &mut claim.queued, now);
+    }
+
     /// Looks at a claim, and queues it or sets its next look.
     fn look(&mut self, uid: &Uid) {
-        let Some(pod) = self.sweeper.claims.get(uid) else {
-            return self.forget(uid);
-        };
-        self.sweeper.tally.add(uid, &pod);
+        let cached = self.sweeper.claims.get(uid);
+        if let Some(pod) = &cached {
+            self.sweeper.tally.add(uid, pod);
+        } else if !self.claims.contains_key(uid) {
+            return;
+        }
         let claim = self.claims.entry(uid.clone()).or_default();
         unset(&mut self.looks, uid, &mut claim.look);
         unset(&mut self.queue, uid, &mut claim.queued);
+        let has_claim = cached.is_some();
+        if let Some(pod) = cached {
+            (claim.pod, claim.stray) = (pod, None);
+        }
         if claim.in_flight {
             return;
         }
-        let now = Instant::now();
-        if let Some(until) = claim.pause.filter(|until| *until > now) {
-            return set(&mut self.looks, uid, &mut claim.look, until);
-        }
-        if let Some(until) = claim.waits_for_cache(&pod, now) {
-            return set(&mut self.looks, uid, &mut claim.look, until);
-        }
-        let (mut act, mut next) = (None, None);
-        match self.sweeper.decide(&pod) {
-            Decision::Revert(revert) => match claim.next_resize.filter(|at| *at > now) {
-                Some(at) => next = Some(at),
-                None => act = Some(revert.due.at),
-            },
-            Decision::Finish(finish) => {
-                act = Some(finish.due.unwrap_or_else(|| self.sweeper.clock.now()));
+        match next(&self.sweeper, claim, has_claim) {
+            Next::Act(due, task) => {
+                claim.task = Some(task);
+                set(&mut self.queue, uid, &mut claim.queued, due);
             }
-            Decision::Wait(until) => {
-                let wall = self.sweeper.clock.now();
-                let wait = |until: DateTime<Utc>| {
-                    (until - wall)
-                        .to_std()
-                        .unwrap_or_default()
-                        .min(LONGEST_SLEEP)
-                };
-                next = until.map(|until| now + wait(until));
-            }
-            Decision::Watch(_) => {}
-            Decision::Leave(leave) => say(&pod, claim, leave),
-        }
-        if let Some(due) = act {
-            set(&mut self.queue, uid, &mut claim.queued, due);
-        }
-        if let Some(at) = next {
-            set(&mut self.looks, uid, &mut claim.look, at);
+            Next::Look(at) => set(&mut self.looks, uid, &mut claim.look, at),
+            Next::Idle => {}
+            Next::Forget => self.forget(uid),
         }
     }
 
@@ -235,151 +257,191 @@ impl Term {
 
     /// Starts as many steps as may go at once.
     fn act(&mut self, term: &CancellationToken) {
-        while self.in_flight.len() < CONCURRENCY {
+        while self.in_flight.len() < self.at_once {
             let Some((_, uid)) = self.queue.first().cloned() else {
                 return;
             };
             let claim = self.claims.entry(uid.clone()).or_default();
             unset(&mut self.queue, &uid, &mut claim.queued);
-            let Some(pod) = self.sweeper.claims.get(&uid) else {
-                self.forget(&uid);
+            let Some(task) = claim.task.take() else {
                 continue;
             };
             claim.in_flight = true;
+            let (pod, template) = (Arc::clone(&claim.pod), claim.template.clone());
             let (sweeper, term) = (self.sweeper.clone(), term.clone());
-            let read = std::mem::take(&mut claim.read);
             self.in_flight.spawn(async move {
-                let step = step(&sweeper, &pod, read, &term).await;
+                let step = step(&sweeper, &pod, template, task, &term).await;
                 (uid, step)
             });
         }
     }
 
     fn stepped(&mut self, uid: &Uid, step: Step) {
-        let claim = self.claims.entry(uid.clone()).or_default();
+        let Some(claim) = self.claims.get_mut(uid) else {
+            return;
+        };
         claim.in_flight = false;
         match step {
-            Step::Done { newest, resized } => {
+            Step::Done {
+                fresh,
+                resized,
+                finished,
+                template,
+            } => {
+                self.at_once = (self.at_once + 1).min(CONCURRENCY);
                 claim.failures = 0;
-                claim.newest = newest.map(|version| (version, Instant::now() + ECHO_PATIENCE));
+                claim.finished |= finished;
+                if !resized.is_empty() {
+                    claim.said = None;
+                    self.sweeper.tally.trouble(uid, None);
+                }
+                claim.template = template;
                 claim.count_resize(resized);
+                if let (Some(pod), true) = (&fresh, claim.stray.is_some()) {
+                    (claim.pod, claim.stray) = (Arc::clone(pod), Some(Instant::now()));
+                } else {
+                    let version = fresh.and_then(|pod| pod.metadata.resource_version.clone());
+                    claim.newest = version.map(|version| (version, Instant::now() + ECHO_PATIENCE));
+                }
             }
-            Step::Failed(Failure::Gone) => return self.forget(uid),
-            Step::Failed(failure) => {
-                claim.failures += 1;
-                let pause = failure
-                    .pause(claim.failures, fastrand::f64())
-                    .unwrap_or_default();
-                tracing::warn!(
-                    uid,
-                    ?failure,
-                    ?pause,
-                    "a pod could not be written to; trying again"
-                );
-                claim.pause = Some(Instant::now() + pause);
-                // Nobody knows whether the write happened.
-                claim.read = true;
+            Step::Stray(pod) => {
+                self.sweeper.tally.add(uid, &pod);
+                (claim.pod, claim.stray) = (pod, Some(Instant::now()));
+                (claim.failures, claim.read) = (0, false);
             }
+            Step::NotBoosted | Step::Failed(Failure::Gone) => return self.forget(uid),
+            Step::Failed(failure) => self.failed(uid, &failure),
         }
         self.look(uid);
     }
-}
 
-/// Does what there is to do with a pod, until a write needs an answer from the kubelet.
-async fn step(sweeper: &Sweeper, cached: &Pod, mut read: bool, term: &CancellationToken) -> Step {
-    let mut fresh: Option<Pod> = None;
-    let mut resized = Vec::new();
-    for _ in 0..LOOKS {
-        if read {
-            match sweeper.writer.read(cached).await {
-                Ok(pod) => fresh = Some(pod),
-                Err(failure) => return Step::Failed(failure),
-            }
-        }
-        let pod = fresh.as_ref().unwrap_or(cached);
-        let decision = sweeper.decide(pod);
-        let written = match decision {
-            // The next leader decides for itself.
-            _ if term.is_cancelled() => return done(cached, pod, resized),
-            Decision::Revert(revert) if resized.is_empty() => {
-                let written = resize(sweeper, pod, &revert).await;
-                if written.is_ok() {
-                    resized = revert
-                        .containers
-                        .into_iter()
-                        .map(|container| container.name)
-                        .collect();
-                }
-                written
-            }
-            Decision::Finish(finish) => self::finish(sweeper, pod, &finish).await,
-            Decision::Revert(_) | Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_) => {
-                return done(cached, pod, resized);
-            }
+    fn failed(&mut self, uid: &Uid, failure: &Failure) {
+        let Some(claim) = self.claims.get_mut(uid) else {
+            return;
         };
-        match written {
-            // Where there is no kubelet to wait for, the next look finishes.
-            Ok(written) => {
-                fresh = Some(written);
-                read = false;
-            }
-            Err(Failure::Conflict) => read = true,
-            Err(failure) => return Step::Failed(failure),
+        if let Failure::Throttled(_) = failure {
+            self.at_once = (self.at_once / 2).max(1);
+        }
+        claim.failures += 1;
+        let pause = failure
+            .pause(claim.failures, fastrand::f64())
+            .unwrap_or_default();
+        tracing::warn!(
+            uid,
+            ?failure,
+            ?pause,
+            "a pod could not be written to; trying again"
+        );
+        claim.pause = Some(Instant::now() + pause);
+        // Nobody knows whether the write happened.
+        claim.read = true;
+        if !failure.may_pass() || claim.failures >= LASTING {
+            say(&self.sweeper, claim, failure.as_str(), failure.text());
         }
     }
-    match fresh {
-        Some(pod) if !read => done(cached, &pod, resized),
-        _ => Step::Failed(Failure::Conflict),
+}
+
+/// What to do about a claim now, or when to look again.
+fn next(sweeper: &Sweeper, claim: &mut Claim, has_claim: bool) -> Next {
+    let now = Instant::now();
+    let wall = sweeper.clock.now();
+    if let Some(until) = claim.pause.filter(|until| *until > now) {
+        return Next::Look(until);
+    }
+    if !has_claim {
+        match claim.stray {
+            // The label goes with a finish, with the pod, or because somebody takes it away.
+            None if claim.finished || is_over(&claim.pod) => return Next::Forget,
+            None => return Next::Act(wall, Task::Check),
+            Some(read) if read + STRAY_PAUSE <= now => {
+                return Next::Act(wall, Task::Check);
+            }
+            Some(_) => {}
+        }
+    }
+    if let Some(until) = claim.waits_for_cache(now) {
+        return Next::Look(until);
+    }
+    let act = |claim: &mut Claim, due| {
+        let read = std::mem::take(&mut claim.read);
+        Next::Act(due, Task::Act { read })
+    };
+    let next = match sweeper.decide(&claim.pod, claim.template.as_deref()) {
+        Decision::Revert(revert) => match claim.next_resize.filter(|at| *at > now) {
+            Some(at) => Next::Look(at),
+            None => act(claim, revert.due.at),
+        },
+        Decision::Finish(finish) => act(claim, finish.due.unwrap_or(wall)),
+        Decision::Wait(until) => {
+            let wait = |until: DateTime<Utc>| (until - wall).to_std().unwrap_or_default();
+            until.map_or(Next::Idle, |until| {
+                Next::Look(now + wait(until).min(LONGEST_SLEEP))
+            })
+        }
+        Decision::Watch(pending) => {
+            if let Some((reason, text)) = trouble(&pending) {
+                say(sweeper, claim, reason, text);
+            }
+            Next::Idle
+        }
+        Decision::Leave(Leave::Unreadable(problem)) => unreadable(sweeper, claim, &problem, now),
+        Decision::Leave(Leave::NotBoosted) if !has_claim => Next::Forget,
+        Decision::Leave(Leave::NotBoosted | Leave::Terminating) => Next::Idle,
+    };
+    // Nothing tells of a pod without a claim.
+    match (next, claim.stray) {
+        (Next::Idle, Some(read)) => Next::Look(read + STRAY_PAUSE),
+        (Next::Look(at), Some(read)) => Next::Look(at.min(read + STRAY_PAUSE)),
+        (next, _) => next,
     }
 }
 
-fn done(cached: &Pod, pod: &Pod, resized: Vec<String>) -> Step {
-    let version = pod.metadata.resource_version.clone();
-    let newest =
-        version.filter(|version| cached.metadata.resource_version.as_ref() != Some(version));
-    Step::Done { newest, resized }
+/// A pod whose label goes with it.
+fn is_over(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
 }
 
-async fn resize(sweeper: &Sweeper, pod: &Pod, revert: &Revert) -> Result<Pod, Failure> {
-    let written = sweeper.writer.resize(pod, revert).await;
-    sweeper
-        .metrics
-        .reverted(revert, sweeper.clock.now(), written.as_ref().err());
-    written
-}
-
-async fn finish(sweeper: &Sweeper, pod: &Pod, finish: &Finish) -> Result<Pod, Failure> {
-    let written = sweeper.writer.finish(pod, finish).await;
-    sweeper.metrics.finished(finish, written.as_ref().err());
-    if written.is_ok() {
-        let (namespace, name) = (
-            pod.metadata.namespace.as_deref(),
-            pod.metadata.name.as_deref(),
-        );
-        let by = finish.ended.as_ref().map(|(_, by)| by.as_str());
-        tracing::info!(namespace, name, by, "a boost has ended");
+/// Asks the owner for its template, now and then; says that the record can't be read where that is of no use.
+fn unreadable(sweeper: &Sweeper, claim: &mut Claim, problem: &str, now: Instant) -> Next {
+    let again = claim.asked.map(|asked| asked + UNREADABLE_PAUSE);
+    match again.filter(|again| *again > now) {
+        Some(again) => {
+            say(sweeper, claim, "Unreadable", problem);
+            Next::Look(again)
+        }
+        None => {
+            claim.asked = Some(now);
+            let read = std::mem::take(&mut claim.read);
+            Next::Act(sweeper.clock.now(), Task::Act { read })
+        }
     }
-    written
 }
 
-/// Says once why a pod is left alone.
-fn say(pod: &Pod, claim: &mut Claim, leave: Leave) {
-    if claim.said.as_ref() == Some(&leave) {
+/// What keeps a resize that was accepted from being done, where that is worth a word.
+fn trouble(pending: &Pending) -> Option<(&'static str, &str)> {
+    match pending {
+        Pending::Kubelet => None,
+        Pending::Deferred(text) => Some(("Deferred", text)),
+        Pending::Infeasible(text) => Some(("Infeasible", text)),
+        Pending::Error(text) => Some(("Error", text)),
+    }
+}
+
+/// Says once what keeps a boost from ending: in the log, in an Event and in the boost's status.
+fn say(sweeper: &Sweeper, claim: &mut Claim, reason: &'static str, text: &str) {
+    if claim.said == Some(reason) {
         return;
     }
-    if let Leave::Unreadable(problem) = &leave {
-        let (namespace, name) = (
-            pod.metadata.namespace.as_deref(),
-            pod.metadata.name.as_deref(),
-        );
-        tracing::warn!(
-            namespace,
-            name,
-            problem,
-            "a record can't be read; the pod is left as it is"
-        );
-    }
-    claim.said = Some(leave);
+    claim.said = Some(reason);
+    let meta = &claim.pod.metadata;
+    let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+    tracing::warn!(namespace, name, reason, text, "a boost can't be taken back");
+    sweeper.metrics.stuck(reason);
+    sweeper.events.failed(&claim.pod, reason, text);
+    sweeper.tally.trouble(
+        meta.uid.as_deref().unwrap_or_default(),
+        Some((reason, text)),
+    );
 }
 
 /// Puts a claim in an ordered set, and remembers where.

@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
 use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
-    api::Pod,
+    api::{BOOST_KEY, Pod, PodSpec},
     domain::{
         failure::Failure,
         patch,
@@ -21,6 +22,9 @@ use crate::{
 
 /// How long a request may take. After it nobody knows whether it happened, which is why every write is safe twice.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Pods in one page of a scan.
+const SCAN_PAGE: u32 = 500;
 
 /// Writes to pods.
 #[derive(Clone)]
@@ -70,12 +74,124 @@ impl Writer {
         within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
     }
 
+    /// Sends the resize as a dry run, and looks whether it would change anything but our CPU values: on a resize the API
+    /// server adds LimitRange defaults to every container of the pod, also a memory limit to a running process.
+    ///
+    /// # Errors
+    /// [`Failure::LimitRangeDefaults`] where it would.
+    pub(super) async fn rehearse(&self, pod: &Pod, revert: &Revert) -> Result<Checked, Failure> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let resource = ApiResource::erase::<Pod>(&());
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let stored = within_deadline(api.get(name(pod))).await?;
+        if stored.metadata.uid != pod.metadata.uid {
+            return Err(Failure::Gone);
+        }
+        if stored.metadata.resource_version != pod.metadata.resource_version {
+            return Err(Failure::Conflict);
+        }
+        let body = Patch::Strategic(patch::resize(pod, revert));
+        let dry_run = PatchParams {
+            dry_run: true,
+            ..params()
+        };
+        let resize = api.patch_subresource("resize", name(pod), &dry_run, &body);
+        match within_deadline(resize).await {
+            Ok(answer) => match patch::beyond_cpu(&stored.data, &answer.data, revert) {
+                None => Ok(Checked),
+                Some(surplus) => Err(Failure::LimitRangeDefaults(surplus)),
+            },
+            // Our own policy has noticed it first.
+            Err(Failure::Refused(text)) if text.contains("must not touch other resources") => {
+                Err(Failure::LimitRangeDefaults(text))
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The pod template of the pod's owner, where it has one.
+    ///
+    /// # Errors
+    /// As classified; an owner that is gone is no failure.
+    pub(super) async fn template(&self, pod: &Pod) -> Result<Option<PodSpec>, Failure> {
+        let Some(owner) = controller(pod) else {
+            return Ok(None);
+        };
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &owner.resource);
+        match within_deadline(api.get(&owner.name)).await {
+            Ok(object) if object.metadata.uid.as_deref() == Some(&owner.uid) => {
+                let spec = object.data["spec"]["template"]["spec"].clone();
+                Ok(serde_json::from_value(spec).ok())
+            }
+            Ok(_) | Err(Failure::Gone) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// All pods without a claim, page by page, with the pace that the API server can spare.
+    ///
+    /// # Errors
+    /// As classified.
+    pub(super) async fn unclaimed(&self, next: Option<&str>) -> Result<Page, Failure> {
+        let params = ListParams {
+            label_selector: Some(format!("!{BOOST_KEY}")),
+            limit: Some(SCAN_PAGE),
+            continue_token: next.map(str::to_owned),
+            ..ListParams::default()
+        };
+        let api = Api::<Pod>::all(self.client.clone());
+        let list = within_deadline(api.list_metadata(&params)).await?;
+        let next = list.metadata.continue_.filter(|token| !token.is_empty());
+        let pods = list.items.into_iter().map(|item| item.metadata);
+        Ok(Page {
+            pods: pods.collect(),
+            next,
+        })
+    }
+
     fn pods(&self, pod: &Pod) -> Api<Pod> {
         Api::namespaced(
             self.client.clone(),
             pod.metadata.namespace.as_deref().unwrap_or_default(),
         )
     }
+}
+
+/// A resize that has been tried and would change nothing else.
+#[derive(Debug)]
+pub(super) struct Checked;
+
+/// A page of pods' metadata.
+pub(super) struct Page {
+    pub(super) pods: Vec<ObjectMeta>,
+    pub(super) next: Option<String>,
+}
+
+struct Owner {
+    resource: ApiResource,
+    name: String,
+    uid: String,
+}
+
+/// The controller of a pod, where it is of a kind that has a pod template and that we may read.
+fn controller(pod: &Pod) -> Option<Owner> {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.controller == Some(true))?;
+    let (group, version) = owner.api_version.split_once('/')?;
+    match (group, owner.kind.as_str()) {
+        ("apps", "ReplicaSet" | "StatefulSet" | "DaemonSet") | ("batch", "Job") => {}
+        _ => return None,
+    }
+    let kind = GroupVersionKind::gvk(group, version, &owner.kind);
+    let plural = format!("{}s", owner.kind.to_lowercase());
+    Some(Owner {
+        resource: ApiResource::from_gvk_with_plural(&kind, &plural),
+        name: owner.name.clone(),
+        uid: owner.uid.clone(),
+    })
 }
 
 fn name(pod: &Pod) -> &str {

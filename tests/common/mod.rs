@@ -13,8 +13,10 @@ use headstart::{
     domain::end::EndSettings,
     lease::{Elector, Params},
     metrics::Metrics,
+    snapshots::Snapshots,
     status::Reporter,
-    sweeper::{Sweeper, Tally, Writer},
+    surroundings::keep_limit_ranges,
+    sweeper::{Events, Sweeper, Tally, Writer},
 };
 use kube::Api;
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
@@ -268,6 +270,8 @@ pub(crate) async fn until_ended(server: &MemoryServer, name: &str, deadline: Dur
 pub(crate) struct Replica {
     name: String,
     server: MemoryServer,
+    snapshots: Arc<Snapshots>,
+    events: Arc<Events>,
     pub(crate) boosts: Arc<Boosts>,
     pub(crate) claims: Arc<Claims>,
     pub(crate) tally: Arc<Tally>,
@@ -284,20 +288,34 @@ pub(crate) struct Term {
 impl Replica {
     /// Starts the caches. All its requests have this name.
     pub(crate) fn start(server: &MemoryServer, name: &str) -> Self {
-        let boosts = Arc::new(Boosts::new(Arc::default()));
+        let snapshots = Arc::<Snapshots>::default();
+        let boosts = Arc::new(Boosts::new(Arc::clone(&snapshots)));
         let claims = Arc::new(Claims::default());
         let mut tasks = JoinSet::new();
         let (kept, client) = (Arc::clone(&boosts), server.client(name));
         tasks.spawn(async move { kept.keep(client).await });
         let (kept, client) = (Arc::clone(&claims), server.client(name));
         tasks.spawn(async move { kept.keep(client).await });
+        let (kept, client) = (Arc::clone(&snapshots), server.client(name));
+        tasks.spawn(async move { keep_limit_ranges(client, &kept).await });
+        let metrics = Arc::<Metrics>::default();
+        let events = Arc::new(Events::new(
+            server.client(name),
+            name.to_owned(),
+            clock(server),
+            metrics.revert.clone(),
+        ));
+        let kept = Arc::clone(&events);
+        tasks.spawn(async move { kept.keep().await });
         Self {
             name: name.to_owned(),
             server: server.clone(),
+            snapshots,
+            events,
             boosts,
             claims,
             tally: Arc::default(),
-            metrics: Arc::default(),
+            metrics,
             tasks,
         }
     }
@@ -308,9 +326,11 @@ impl Replica {
             writer: Writer::new(self.server.client(&self.name)),
             claims: Arc::clone(&self.claims),
             boosts: Arc::clone(&self.boosts),
+            snapshots: Arc::clone(&self.snapshots),
             settings: EndSettings::default(),
             clock: clock(&self.server),
             tally: Arc::clone(&self.tally),
+            events: Arc::clone(&self.events),
             metrics: self.metrics.revert.clone(),
         }
     }
