@@ -213,10 +213,10 @@ impl Metrics {
             containers.total.remove(&labels(gone));
         }
         for (key, (active, total)) in counts {
-            let gauge = containers.active.get_or_create(&labels(key));
-            gauge.set(i64::from(*active));
-            let counter = containers.total.get_or_create(&labels(key));
-            counter.inc_by(u64::from(*total).saturating_sub(counter.get()));
+            let series = containers.active.get_or_create(&labels(key));
+            series.set(i64::from(*active));
+            let series = containers.total.get_or_create(&labels(key));
+            series.inc_by(u64::from(*total).saturating_sub(series.get()));
         }
         *counted = counts.keys().cloned().collect();
     }

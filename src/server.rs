@@ -105,7 +105,7 @@ where
         // Without it, small answers would wait for the peer's delayed acknowledgement. Best effort.
         let _ = stream.set_nodelay(true);
         let (acceptor, http, watcher) = (acceptor.clone(), http.clone(), open.watcher());
-        let service = Closing {
+        let service = Guarded {
             service: service.clone(),
             closing: stop.closing.clone(),
             asked: Arc::default(),
@@ -132,7 +132,7 @@ where
 async fn converse<S, B>(
     http: &http1::Builder,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    service: Closing<S>,
+    service: Guarded<S>,
     watcher: hyper_util::server::graceful::Watcher,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>>,
@@ -176,13 +176,13 @@ fn open_files(limits: &str) -> Option<usize> {
 
 /// Adds `Connection: close` to every answer once the server is closing, and knows whether anything was asked.
 #[derive(Clone)]
-struct Closing<S> {
+struct Guarded<S> {
     service: S,
     closing: CancellationToken,
     asked: Arc<AtomicBool>,
 }
 
-impl<S, B> Service<Request<Incoming>> for Closing<S>
+impl<S, B> Service<Request<Incoming>> for Guarded<S>
 where
     S: Service<Request<Incoming>, Response = Response<B>>,
     S::Future: Send + 'static,

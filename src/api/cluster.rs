@@ -58,8 +58,8 @@ pub struct LimitRangeItem {
     pub max_limit_request_ratio: CpuAmount,
 }
 
-/// The resources that a list names.
-pub type Keys = BTreeMap<String, serde::de::IgnoredAny>;
+/// A whole resource list; only its keys matter.
+pub type Keys = BTreeMap<String, serde_json::Value>;
 
 /// A resource list, trimmed to CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

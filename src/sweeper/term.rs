@@ -164,7 +164,9 @@ impl Term {
     ) {
         let mut boosts = self.sweeper.boosts.specs();
         let claims = self.sweeper.claims.take_changes();
-        claims.iter().for_each(|uid| self.look(uid));
+        for uid in &claims {
+            self.look(uid);
+        }
         self.sweeper.tally.settle();
         self.act(term);
         loop {
@@ -404,17 +406,13 @@ fn is_over(pod: &Pod) -> bool {
 /// Asks the owner for its template, now and then; says that the record can't be read where that is of no use.
 fn unreadable(sweeper: &Sweeper, claim: &mut Claim, problem: &str, now: Instant) -> Next {
     let again = claim.asked.map(|asked| asked + UNREADABLE_PAUSE);
-    match again.filter(|again| *again > now) {
-        Some(again) => {
-            say(sweeper, claim, "Unreadable", problem);
-            Next::Look(again)
-        }
-        None => {
-            claim.asked = Some(now);
-            let read = std::mem::take(&mut claim.read);
-            Next::Act(sweeper.clock.now(), Task::Act { read })
-        }
+    if let Some(again) = again.filter(|again| *again > now) {
+        say(sweeper, claim, "Unreadable", problem);
+        return Next::Look(again);
     }
+    claim.asked = Some(now);
+    let read = std::mem::take(&mut claim.read);
+    Next::Act(sweeper.clock.now(), Task::Act { read })
 }
 
 /// What keeps a resize that was accepted from being done, where that is worth a word.
