@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 
-use crate::{config::RunArgs, explain::ExplainArgs};
+use crate::{config::RunArgs, explain::ExplainArgs, revert::RevertArgs};
 
 /// Gives Kubernetes pods more CPU while they start, and takes it back in place.
 #[derive(Debug, Parser)]
@@ -22,6 +22,8 @@ pub enum Verb {
     Crd,
     /// Explain what would happen to a pod, and why; with files alone no cluster is needed
     Explain(Box<ExplainArgs>),
+    /// End boosts now: of a pod, a namespace or all
+    Revert(RevertArgs),
 }
 
 /// Reads the command line and the environment; exits with status 2 and a message when something can't be read.

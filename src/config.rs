@@ -217,6 +217,11 @@ fn unschedulable(text: &str) -> Result<Duration, String> {
     duration_from(text, 1, 30 * DAY, "1s to 30d")
 }
 
+/// A time to wait for others.
+pub(crate) fn wait(text: &str) -> Result<Duration, String> {
+    duration_from(text, 1, 60 * MINUTE, "1s to 1h")
+}
+
 fn shutdown(text: &str) -> Result<Duration, String> {
     duration_from(text, 0, 5 * MINUTE, "0s to 5m")
 }

@@ -34,6 +34,7 @@ pub mod explain;
 pub mod lease;
 pub mod metrics;
 pub mod probes;
+pub mod revert;
 pub mod server;
 pub mod snapshots;
 pub mod status;

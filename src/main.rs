@@ -10,7 +10,7 @@ use headstart::{
     api, app,
     cli::{self, Verb},
     config::RunArgs,
-    explain, telemetry,
+    explain, revert, telemetry,
 };
 use mimalloc::MiMalloc;
 
@@ -35,6 +35,12 @@ fn dispatch(verb: Verb) -> anyhow::Result<()> {
         Verb::Explain(args) => {
             provide_crypto();
             print(&runtime()?.block_on(explain::run(&args))?)
+        }
+        Verb::Revert(args) => {
+            provide_crypto();
+            // Progress is told as it comes; that nobody reads it must not stop the work.
+            let say = |line: &str| drop(print(line));
+            Ok(runtime()?.block_on(revert::run(&args, say))?)
         }
     }
 }

@@ -73,7 +73,7 @@ fn read(args: &[&str]) -> RunArgs {
         .verb
     {
         Verb::Run(args) => *args,
-        Verb::Crd | Verb::Explain(_) => panic!("another verb"),
+        Verb::Crd | Verb::Explain(_) | Verb::Revert(_) => panic!("another verb"),
     }
 }
 

@@ -1,8 +1,9 @@
 //! `headstart explain` of the real binary: what it prints is what the docs say, and its JSON is an interface.
 
 use std::{
+    fmt::Write as _,
     fs,
-    io::Write,
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -40,7 +41,9 @@ fn explain(args: &[&str], input: &str) -> (Option<i32>, String, String) {
 
 /// The one object that is printed for a pod of these documents.
 fn object(args: &[&str], documents: &str) -> Value {
-    let args = [&["--pod", "-", "-o", "json", NOW], args].concat();
+    let now = args.iter().any(|arg| arg.starts_with("--now"));
+    let now: &[&str] = if now { &[] } else { &[NOW] };
+    let args = [&["--pod", "-", "-o", "json"], now, args].concat();
     let (code, out, err) = explain(&args, documents);
     assert_eq!(code, Some(0), "{err}");
     serde_json::from_str(&out).expect("one JSON object")
@@ -61,17 +64,17 @@ fn page_is_right() -> bool {
     let mut new = String::new();
     let mut lines = old.lines();
     while let Some(line) = lines.next() {
-        new += &format!("{line}\n");
+        let _ = writeln!(new, "{line}");
         if let Some(name) = line.strip_prefix("```text ") {
             let file = format!("docs/explain/{name}.yaml");
             let (code, out, err) = explain(&["--pod", &file, NOW], "");
             assert_eq!(code, Some(0), "{name}: {err}");
-            new += &format!("{out}```\n");
+            let _ = writeln!(new, "{out}```");
             lines.by_ref().find(|line| *line == "```");
         }
         if line.starts_with("|---|") && new.contains("## Reasons") {
             for reason in Reason::ALL {
-                new += &format!("| `{reason}` | {} |\n", reason.sentence());
+                let _ = writeln!(new, "| `{reason}` | {} |", reason.sentence());
             }
             break;
         }
@@ -236,4 +239,78 @@ fn an_invalid_boost_affects_nothing_else() {
         {kind: Pod, metadata: {name: p}, spec: {containers: []}}";
     let (_, out, _) = explain(&["--pod", "-", NOW], nested);
     assert!(out.contains("selector stands beside spec"), "{out}");
+}
+
+/// A boosted pod as `kubectl get -o yaml` shows it, with these conditions.
+fn existing(conditions: &Value) -> String {
+    let record = r#"{"state":"Active","timestamp":"2026-12-01T09:59:58Z","initCPURequests":{"app":"250m"},"initCPULimits":{"app":"500m"},"boostedCPURequests":{"app":"380m"},"boostedCPULimits":{"app":"750m"},"boost":"web","end":{"condition":{"type":"Ready","status":"True","delaySeconds":0},"deadlineSeconds":3600}}"#;
+    let key = "autoscaling.x-k8s.io/startup-cpu-boost";
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web-1", "namespace": "shop", "uid": "U", "resourceVersion": "V1", "generation": 1,
+            "labels": {"app": "web", key: "web"}, "annotations": {key: record}},
+        "spec": {"nodeName": "n", "containers": [{"name": "app",
+            "resources": {"requests": {"cpu": "380m"}, "limits": {"cpu": "750m"}}}]},
+        "status": {"phase": "Running", "observedGeneration": 1, "conditions": conditions},
+    })
+    .to_string()
+}
+
+fn condition(kind: &str, at: &str) -> Value {
+    json!({"type": kind, "status": "True", "lastTransitionTime": at})
+}
+
+#[test]
+fn a_boosted_pod_is_explained_as_the_sweeper_sees_it() {
+    let scheduled = condition("PodScheduled", "2026-12-01T10:00:00Z");
+    let starting = existing(&json!([scheduled]));
+    let waits = object(&["--now=2026-12-01T10:00:20Z"], &starting);
+    assert_eq!(
+        waits,
+        json!({"action": "wait", "reason": "NotDue", "until": "2026-12-01T11:00:00Z", "endedBy": null,
+            "resize": null, "metadata": null})
+    );
+
+    let ready = existing(&json!([
+        scheduled,
+        condition("Ready", "2026-12-01T10:00:20Z")
+    ]));
+    let due = object(&["--now=2026-12-01T10:00:21Z"], &ready);
+    assert_eq!(
+        (&due["action"], &due["reason"], &due["endedBy"]),
+        (&json!("revert"), &json!("Due"), &json!("Condition"))
+    );
+    assert_eq!(
+        due["resize"],
+        json!({"metadata": {"uid": "U", "resourceVersion": "V1"}, "spec": {"containers": [
+            {"name": "app", "resources": {"requests": {"cpu": "250m"}, "limits": {"cpu": "500m"}}}]}})
+    );
+    let finish = &due["metadata"]["metadata"];
+    let key = "autoscaling.x-k8s.io/startup-cpu-boost";
+    assert_eq!(finish["labels"], json!({key: null}));
+    let record = finish["annotations"][key].as_str().expect("a record");
+    let record: Value = serde_json::from_str(record).expect("JSON");
+    assert_eq!(record["state"], "Reverted");
+    assert_eq!(record["endedTimestamp"], "2026-12-01T10:00:21Z");
+
+    // The boost's present rule counts where the boost is there.
+    let boost = example("1-plain").replace(
+        "podCondition: {type: Ready, status: \"True\"}",
+        "fixedDuration: {unit: Seconds, value: 90}",
+    );
+    let (boost, _) = boost.split_once("---\n").expect("two documents");
+    let edited = object(
+        &["--now=2026-12-01T10:00:21Z"],
+        &format!("{boost}---\n{ready}"),
+    );
+    assert_eq!(edited["until"], "2026-12-01T10:01:30Z");
+
+    let destroyed = ready.replace("Active", "Active\\\\");
+    let left = object(&["--now=2026-12-01T10:00:21Z"], &destroyed);
+    assert_eq!(
+        (&left["action"], &left["reason"]),
+        (&json!("leave"), &json!("Unreadable"))
+    );
+    let new = object(&["--as-new", "--offline"], &ready);
+    assert_eq!(new["boost"], Value::Null);
 }

@@ -263,6 +263,11 @@ pub fn start(pod: &Pod, recorded: Option<DateTime<Utc>>) -> Option<DateTime<Utc>
         .and_then(|condition| condition.last_transition_time)
         .or(pod.status.start_time)
         .or(recorded)
+        // A record without a timestamp is somebody's work; the boost has to end all the same.
+        .or_else(|| {
+            let created = pod.metadata.creation_timestamp.as_ref()?;
+            DateTime::from_timestamp(created.0.as_second(), 0)
+        })
 }
 
 /// When a pod that fits no node gets its original size back, so that it does not wait longer than it would have

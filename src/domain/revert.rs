@@ -91,6 +91,31 @@ pub fn decide(
     settings: EndSettings,
     now: DateTime<Utc>,
 ) -> Decision {
+    decide_when(pod, policy, settings, now, None)
+}
+
+/// Decides about a pod whose boost somebody wants to end now, whatever its rule says.
+#[must_use]
+pub fn decide_now(
+    pod: &Pod,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+) -> Decision {
+    let due = Due {
+        at: now,
+        by: EndedBy::Manual,
+    };
+    decide_when(pod, policy, settings, now, Some(due))
+}
+
+fn decide_when(
+    pod: &Pod,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+    forced: Option<Due>,
+) -> Decision {
     if pod.metadata.deletion_timestamp.is_some() {
         return Decision::Leave(Leave::Terminating);
     }
@@ -117,7 +142,7 @@ pub fn decide(
     if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return finish(&record, EndedBy::Terminated, None, now);
     }
-    decide_active(pod, &record, policy, settings, now)
+    decide_active(pod, &record, policy, settings, now, forced)
 }
 
 fn decide_active(
@@ -126,14 +151,18 @@ fn decide_active(
     policy: Option<&Policy>,
     settings: EndSettings,
     now: DateTime<Utc>,
+    forced: Option<Due>,
 ) -> Decision {
     // The boost's present rule counts; its deletion does not cut short the pods that are starting already.
     let rule = policy.map_or(&record.end, |policy| &policy.end);
     let deadline_seconds = record
         .deadline_seconds
         .unwrap_or_else(|| rule.deadline_seconds(settings));
-    let due = end::start(pod, record.timestamp)
-        .map(|start| rule.due(pod, start, deadline_seconds))
+    let due = forced
+        .or_else(|| {
+            let start = end::start(pod, record.timestamp)?;
+            Some(rule.due(pod, start, deadline_seconds))
+        })
         .or_else(|| end::unschedulable(pod, settings));
     let is_due = due.filter(|due| due.at <= now);
 

@@ -1,9 +1,10 @@
 //! `headstart explain`: what would happen to this pod, and why.
 //!
-//! It asks the same [`admit`] as the webhook, of the same snapshot: made of files, or of what the cluster has now. It
-//! writes nothing anywhere.
+//! For a new pod it asks the same [`admit`] as the webhook, of the same snapshot: made of files, or of what the cluster has
+//! now. For a pod that exists and is boosted it asks what the sweeper asks. It writes nothing anywhere.
 
 mod cluster;
+mod end;
 mod objects;
 mod print;
 
@@ -65,7 +66,11 @@ pub struct ExplainArgs {
     #[arg(short = 'n', value_name = "NAME", default_value = "default")]
     pub default_namespace: String,
 
-    /// The present, for the record
+    /// Take pods that exist and carry marks of a boost for new ones, too
+    #[arg(long)]
+    pub as_new: bool,
+
+    /// The present: dates the record, and what is due by then
     #[arg(long, value_name = "RFC 3339")]
     pub now: Option<DateTime<Utc>>,
 
@@ -123,21 +128,34 @@ pub async fn run(args: &ExplainArgs) -> Result<String, ExplainError> {
     }
     let alone = files.into_iter().flatten().count() == args.pod.len();
     if alone && !args.offline && objects.has_only_pods() {
-        cluster::read(&mut objects).await?;
+        match cluster::read(&mut objects).await {
+            // A record is enough to tell how a boost ends.
+            Err(ClusterError::Kubeconfig(_)) if objects.all_exist() => {}
+            read => read?,
+        }
     }
     let snapshot = objects.snapshot();
     let now = args.now.unwrap_or_else(Utc::now);
-    let explained = objects.pods.iter();
-    let explained = explained.map(|pod| explain(&snapshot, args, pod, now));
-    Ok(match args.output {
-        Output::Json => explained
-            .map(|explanation| print::json(&explanation))
-            .collect(),
-        Output::Text => {
-            let texts = explained.map(|explanation| print::text(&explanation, &objects));
-            texts.collect::<Vec<_>>().join("\n")
+    let explained = objects.pods.iter().map(|pod| {
+        if end::concerns(&pod.pod) && !args.as_new {
+            let policy = snapshot.boosts.of_pod(&pod.pod).map(Arc::as_ref);
+            let end = end::explain(pod, policy, args.admission.settings().end, now);
+            return match args.output {
+                Output::Json => end::json(&end),
+                Output::Text => end::text(&end),
+            };
         }
-    })
+        let explanation = explain(&snapshot, args, pod, now);
+        match args.output {
+            Output::Json => print::json(&explanation),
+            Output::Text => print::text(&explanation, &objects),
+        }
+    });
+    let separator = match args.output {
+        Output::Json => "",
+        Output::Text => "\n",
+    };
+    Ok(explained.collect::<Vec<_>>().join(separator))
 }
 
 fn explain<'a>(

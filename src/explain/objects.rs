@@ -137,6 +137,11 @@ impl Objects {
             && self.nodes.is_empty()
     }
 
+    /// Whether all pods exist and carry marks of a boost.
+    pub(super) fn all_exist(&self) -> bool {
+        self.pods.iter().all(|pod| super::end::concerns(&pod.pod))
+    }
+
     fn add(&mut self, object: Value, file: &Path, document: usize) -> Result<(), ObjectError> {
         let kind = object["kind"].as_str().unwrap_or_default().to_owned();
         let shape = |error| ObjectError::Shape {
@@ -175,12 +180,15 @@ impl Objects {
     }
 
     fn add_pod(&mut self, object: Value) -> Result<(), serde_json::Error> {
-        let pod: Pod = serde_json::from_value(object)?;
+        let mut pod: Pod = serde_json::from_value(object)?;
         let meta = &pod.metadata;
         let generated = || meta.generate_name.as_ref().map(|name| format!("{name}*"));
+        let name = meta.name.clone().or_else(generated).unwrap_or_default();
+        let namespace = self.namespace_of(meta.namespace.as_deref());
+        pod.metadata.namespace = Some(namespace.clone());
         self.pods.push(NewPod {
-            namespace: self.namespace_of(meta.namespace.as_deref()),
-            name: meta.name.clone().or_else(generated).unwrap_or_default(),
+            namespace,
+            name,
             pod,
         });
         Ok(())

@@ -8,7 +8,7 @@ mod scan;
 mod step;
 mod tally;
 mod term;
-mod write;
+pub(crate) mod write;
 
 use std::{sync::Arc, time::Duration};
 

@@ -37,7 +37,7 @@ pub(super) async fn scan(writer: &Writer, found: &mpsc::Sender<Arc<Pod>>) {
 async fn once(writer: &Writer, found: &mpsc::Sender<Arc<Pod>>) -> Option<()> {
     let mut next: Option<String> = None;
     loop {
-        let page = match writer.unclaimed(next.as_deref()).await {
+        let page = match writer.unclaimed(None, next.as_deref()).await {
             Ok(page) => page,
             Err(failure) => {
                 tracing::warn!(

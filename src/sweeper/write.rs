@@ -74,12 +74,21 @@ impl Writer {
         within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
     }
 
+    /// Drops both marks, of a pod whose record nobody can read.
+    ///
+    /// # Errors
+    /// As classified.
+    pub(crate) async fn drop_marks(&self, pod: &Pod) -> Result<Pod, Failure> {
+        let body: Patch<Value> = Patch::Merge(patch::drop_marks(pod));
+        within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
+    }
+
     /// Sends the resize as a dry run, and looks whether it would change anything but our CPU values: on a resize the API
     /// server adds LimitRange defaults to every container of the pod, also a memory limit to a running process.
     ///
     /// # Errors
     /// [`Failure::LimitRangeDefaults`] where it would.
-    pub(super) async fn rehearse(&self, pod: &Pod, revert: &Revert) -> Result<Checked, Failure> {
+    pub(crate) async fn rehearse(&self, pod: &Pod, revert: &Revert) -> Result<Checked, Failure> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let resource = ApiResource::erase::<Pod>(&());
         let api: Api<DynamicObject> =
@@ -114,7 +123,7 @@ impl Writer {
     ///
     /// # Errors
     /// As classified; an owner that is gone is no failure.
-    pub(super) async fn template(&self, pod: &Pod) -> Result<Option<PodSpec>, Failure> {
+    pub(crate) async fn template(&self, pod: &Pod) -> Result<Option<PodSpec>, Failure> {
         let Some(owner) = controller(pod) else {
             return Ok(None);
         };
@@ -131,18 +140,25 @@ impl Writer {
         }
     }
 
-    /// All pods without a claim, page by page, with the pace that the API server can spare.
+    /// The pods without a claim, of one namespace or of all: one page of them.
     ///
     /// # Errors
     /// As classified.
-    pub(super) async fn unclaimed(&self, next: Option<&str>) -> Result<Page, Failure> {
+    pub(crate) async fn unclaimed(
+        &self,
+        namespace: Option<&str>,
+        next: Option<&str>,
+    ) -> Result<Page, Failure> {
         let params = ListParams {
             label_selector: Some(format!("!{BOOST_KEY}")),
             limit: Some(SCAN_PAGE),
             continue_token: next.map(str::to_owned),
             ..ListParams::default()
         };
-        let api = Api::<Pod>::all(self.client.clone());
+        let api: Api<Pod> = match namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
         let list = within_deadline(api.list_metadata(&params)).await?;
         let next = list.metadata.continue_.filter(|token| !token.is_empty());
         let pods = list.items.into_iter().map(|item| item.metadata);
@@ -162,12 +178,12 @@ impl Writer {
 
 /// A resize that has been tried and would change nothing else.
 #[derive(Debug)]
-pub(super) struct Checked;
+pub(crate) struct Checked;
 
 /// A page of pods' metadata.
-pub(super) struct Page {
-    pub(super) pods: Vec<ObjectMeta>,
-    pub(super) next: Option<String>,
+pub(crate) struct Page {
+    pub(crate) pods: Vec<ObjectMeta>,
+    pub(crate) next: Option<String>,
 }
 
 struct Owner {
