@@ -217,7 +217,7 @@ impl<'a> End<'a> {
 
     /// Returns what was done, or why the boost has not ended.
     async fn run(mut self) -> Result<String, String> {
-        let mut done = "was not boosted any more".to_owned();
+        let mut done = "was not boosted any more";
         loop {
             let written = match self.decide() {
                 Decision::Revert(revert) => {
@@ -228,20 +228,20 @@ impl<'a> End<'a> {
                     }
                 }
                 Decision::Finish(finish) => {
-                    done = "ended".to_owned();
+                    done = "ended";
                     self.writer.finish(&self.pod, &finish).await
                 }
                 Decision::Watch(pending) => {
                     self.pause_or(&describe(&pending)).await?;
                     self.writer.read(&self.pod).await
                 }
-                Decision::Leave(Leave::NotBoosted) => return Ok(done),
+                Decision::Leave(Leave::NotBoosted) => return Ok(done.to_owned()),
                 Decision::Leave(Leave::Terminating) => return Ok("is being deleted".to_owned()),
                 Decision::Leave(Leave::Unreadable(problem)) => {
                     match self.unreadable(&problem).await? {
                         None => continue,
                         Some(written) => {
-                            done = "marks dropped; it keeps the CPU that it has".to_owned();
+                            done = "marks dropped; it keeps the CPU that it has";
                             written
                         }
                     }
