@@ -33,6 +33,19 @@ use crate::{
 /// Media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// What keeps boosts from ending: failures that last, states of a resize, and a record that can't be read.
+const STUCK: [&str; 9] = [
+    "MissingRight",
+    "NotResizable",
+    "Refused",
+    "LimitRangeDefaults",
+    "Transient",
+    "Deferred",
+    "Infeasible",
+    "Error",
+    "Unreadable",
+];
+
 /// All series of this process.
 #[derive(Debug)]
 pub struct Metrics {
@@ -307,7 +320,14 @@ impl AdmissionMetrics {
 
 impl RevertMetrics {
     fn register(registry: &mut Registry) -> Self {
-        let (writes, ended) = (Family::default(), Family::<EndLabel, Counter>::default());
+        let writes = Family::<WriteLabels, Counter>::default();
+        for write in ["resize", "finish"] {
+            let _ = writes.get_or_create(&WriteLabels {
+                write,
+                result: "Ok",
+            });
+        }
+        let ended = Family::<EndLabel, Counter>::default();
         for by in EndedBy::ALL {
             let _ = ended.get_or_create(&EndLabel { by: by.as_str() });
         }
@@ -319,7 +339,14 @@ impl RevertMetrics {
             "From the instant at which a boost was due to its resize",
             lag.clone(),
         );
-        let (events, stuck) = (Family::default(), Family::default());
+        let events = Family::<ResultLabel, Counter>::default();
+        for result in ["Ok", "Known", "Failed", "Dropped"] {
+            let _ = events.get_or_create(&ResultLabel { result });
+        }
+        let stuck = Family::<ReasonLabel, Counter>::default();
+        for reason in STUCK {
+            let _ = stuck.get_or_create(&ReasonLabel { reason });
+        }
         registry.register(
             "events",
             "Events about boosts: Ok, Known (an earlier leader's), Failed, Dropped (too many at once)",
