@@ -64,6 +64,15 @@ pub struct Case {
     /// Boosts that are applied.
     #[serde(default)]
     pub apply: Many<Apply>,
+    /// Cases whose refused boosts are refused as boosts of the cluster too.
+    #[serde(default)]
+    pub refusals_of: Vec<Id>,
+    /// Boosts that were stored before our definition was there.
+    #[serde(default)]
+    pub stored: Many<Stored>,
+    /// Pods that are created while many boosts end.
+    #[serde(default)]
+    pub storm: Option<Storm>,
     /// Lives of boosted pods.
     #[serde(default)]
     pub end: Many<Life>,
@@ -91,12 +100,16 @@ pub struct Percent {
     /// Whether the answer may be spelled otherwise.
     #[serde(default)]
     pub any_spelling: bool,
+    /// Whether no node is known, so that nothing is clamped.
+    #[serde(default)]
+    pub unclamped: bool,
 }
 
 /// A pod that is created, and the right answer.
 ///
 /// The pod is named `p`, in namespace `ns`, with the label `app: a`. The boost is named `b`, in `ns`, and selects
-/// `app: a`. The review arrives at 09:59:58.
+/// `app: a`. The review arrives at 09:59:58. There is one node, with 64 CPUs, and the namespace has no LimitRange, no
+/// ResourceQuota and no labels.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Admit {
@@ -135,6 +148,18 @@ pub struct Admit {
     pub unsynced: bool,
     /// The namespace, by its real name; `ns` unless said.
     pub namespace: Option<String>,
+    /// The namespace's labels.
+    pub namespace_labels: BTreeMap<String, String>,
+    /// Entries of the namespace's LimitRange.
+    pub limit_ranges: Vec<Value>,
+    /// The pod's containers as its manifest says, where the LimitRange adds to them before the webhook is asked.
+    pub manifest: Option<String>,
+    /// The namespace's ResourceQuotas.
+    pub quotas: Vec<QuotaNote>,
+    /// All nodes.
+    pub nodes: Option<Vec<NodeNote>>,
+    /// The CPU that pods have left free on the only node.
+    pub free: Option<String>,
     /// Whether an API server does not call the webhook for it. The answer is for a call all the same.
     pub uncalled: bool,
 
@@ -152,6 +177,10 @@ pub struct Admit {
     pub patch: Option<Vec<Value>>,
     /// The record, to the byte.
     pub record: Option<String>,
+    /// The record's `clamped`.
+    pub clamped: BTreeMap<String, String>,
+    /// The API server refuses the pod as answered, and the message has all of these texts.
+    pub refused: Vec<String>,
     /// The answered pod's quality of service.
     pub class: Option<Class>,
     /// What the metrics count.
@@ -169,12 +198,43 @@ pub enum Class {
     BestEffort,
 }
 
+/// A ResourceQuota.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaNote {
+    /// Its name.
+    pub name: String,
+    /// Its bounds.
+    pub hard: BTreeMap<String, String>,
+    /// What is used of them.
+    pub used: BTreeMap<String, String>,
+}
+
+/// A Linux node.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeNote {
+    /// What pods can have of it.
+    pub cpu: String,
+    /// Its kubelet's version; `v1.36.3` unless said.
+    #[serde(default)]
+    pub kubelet: Option<String>,
+    /// Its labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Its taints.
+    #[serde(default)]
+    pub taints: Vec<Value>,
+}
+
 /// A boost beside others.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct NamedBoost {
     /// Its name.
     pub name: String,
+    /// `StartupCPUBoost` unless said.
+    pub kind: Kind,
     /// Its namespace; `ns` unless said.
     pub namespace: Option<String>,
     /// When it was created.
@@ -187,6 +247,16 @@ pub struct NamedBoost {
     pub merge: Option<Value>,
     /// The field that makes it invalid.
     pub invalid: Option<String>,
+}
+
+/// The kinds of boosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum Kind {
+    /// For one namespace.
+    #[default]
+    StartupCPUBoost,
+    /// For all that it selects.
+    ClusterStartupCPUBoost,
 }
 
 /// A request to the webhook's port, and the right answer.
@@ -242,6 +312,8 @@ pub enum PostAnswer {
 pub struct Apply {
     /// What this variant is about.
     pub about: Option<String>,
+    /// `StartupCPUBoost` unless said.
+    pub kind: Kind,
     /// What else is in its one container policy; null removes.
     pub policy: Option<Value>,
     /// Replaces its `durationPolicy`.
@@ -259,10 +331,43 @@ pub struct Apply {
     pub text: Vec<String>,
     /// Only the schema can tell; what is stored all the same is good enough to be used.
     pub only_schema: bool,
-    /// Accepted, and this is what becomes of pods.
+    /// Accepted, and this is what becomes of pods, one after another.
     pub accepted: Option<Vec<Admit>>,
     /// Accepted, and the status becomes this; `GENERATION` stands for `metadata.generation`.
     pub status: Option<Value>,
+}
+
+/// A boost `b` that was stored under upstream's definition, and over it ours is installed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Stored {
+    /// What this variant is about.
+    pub about: Option<String>,
+    /// How it differs from B1's.
+    pub change: Apply,
+    /// It is Invalid, and the message names this field.
+    pub invalid: String,
+    /// The boosts beside it.
+    pub beside: Vec<NamedBoost>,
+    /// What becomes of pods.
+    pub pods: Vec<Admit>,
+    /// How it is corrected; null removes.
+    pub corrected: Option<Value>,
+    /// It is Ready then, and this becomes of pods.
+    pub then: Vec<Admit>,
+}
+
+/// Many pods of the case become Ready at once, and every resize takes that long. Meanwhile pods like them are created
+/// elsewhere, and each is answered at once.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Storm {
+    /// The pods that become Ready.
+    pub ready: u32,
+    /// How long a resize takes.
+    pub resize_takes: String,
+    /// The pods that are created meanwhile.
+    pub created: u32,
 }
 
 /// `fieldValidation` of a write.
@@ -506,14 +611,39 @@ impl Case {
             && self.admit.is_empty()
             && self.post.is_empty()
             && self.apply.is_empty()
+            && self.refusals_of.is_empty()
+            && self.stored.is_empty()
+            && self.storm.is_none()
             && self.end.is_empty()
             && self.upstream.is_none()
             && self.start.is_empty()
     }
 
+    /// The boosts that are refused as boosts of the cluster: those of the cases that it names.
+    pub fn cluster_refusals<'a>(&self, cases: &'a Cases) -> anyhow::Result<Vec<(Id, &'a Apply)>> {
+        let mut refusals = Vec::new();
+        for id in &self.refusals_of {
+            let applied = cases.get(*id)?.apply.iter();
+            let refused: Vec<_> = applied.filter(|apply| !apply.refused.is_empty()).collect();
+            ensure!(!refused.is_empty(), "{id} refuses nothing");
+            refusals.extend(refused.into_iter().map(|apply| (*id, apply)));
+        }
+        Ok(refusals)
+    }
+
     /// Whether a layer executes it.
     pub fn runs_in(&self, layer: Layer) -> bool {
         self.layers.contains(&layer) || self.also.contains(&layer)
+    }
+}
+
+impl Kind {
+    /// As the API spells it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::StartupCPUBoost => "StartupCPUBoost",
+            Self::ClusterStartupCPUBoost => "ClusterStartupCPUBoost",
+        }
     }
 }
 

@@ -6,16 +6,19 @@ use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, Utc};
 use clap::Parser;
 use headstart::{
-    api::{Pod, StartupCPUBoost},
+    api::{ClusterStartupCPUBoost, LimitRange, Node, Pod, ResourceQuota, StartupCPUBoost},
     config::AdmissionArgs,
     domain::{
         admission::{self, Admission, Outcome, Settings},
         end::{EndSettings, EndedBy},
         failure::Failure,
+        limit_range::LimitRanges,
+        nodes::{NodeFacts, Nodes},
         patch,
         policy::Policy,
         qos::{QosClass, qos_class},
         quantity::MilliCpu,
+        quota::Quota,
         record::{LoanValue, Record},
         revert::{self, Decision, Leave, Pending},
         snapshot::{BoostIndex, Snapshot},
@@ -23,11 +26,13 @@ use headstart::{
 };
 use json_patch::Patch;
 use libtest_mimic::Trial;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use crate::{
-    data::{Admit, Apply, Case, Cases, Class, Id, Layer, Life, Percent, Post, Upstream},
+    data::{
+        Admit, Apply, Case, Cases, Class, Id, Kind, Layer, Life, Percent, Post, Stored, Upstream,
+    },
     notation::{self, Then, rfc3339, time},
     report,
     scripted::{review, starts},
@@ -72,6 +77,15 @@ fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
     for apply in case.apply.iter() {
         part("apply", apply.about.as_ref(), check_apply(cases, apply))?;
     }
+    for (id, apply) in case.cluster_refusals(cases)? {
+        let boost = Boost::applied_as(Kind::ClusterStartupCPUBoost, apply)?;
+        let about = apply.about.as_deref().unwrap_or_default();
+        let about = Some(format!("{id} {about}"));
+        part("apply", about.as_ref(), check_refused(apply, &boost))?;
+    }
+    for stored in case.stored.iter() {
+        part("stored", stored.about.as_ref(), check_stored(cases, stored))?;
+    }
     for life in case.end.iter() {
         part("end", life.about.as_ref(), check_life(cases, id, life))?;
     }
@@ -107,6 +121,7 @@ fn check_percent(cases: &Cases, percent: &Percent) -> anyhow::Result<()> {
         boost: Some(format!("+{}", percent.by)),
         answer: format!("{0}/{0}", percent.gives),
         init: Some(format!("{of}/{of}")),
+        nodes: percent.unclamped.then(Vec::new),
         ..Admit::default()
     };
     check_admit(cases, &admit, &world::boosts(&admit)?)
@@ -156,9 +171,8 @@ fn check_equal(cases: &Cases, spellings: &[String]) -> anyhow::Result<()> {
 
 fn check_admit(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result<()> {
     let sent = world::sent(cases, admit)?;
-    let settings = settings(admit)?;
     let (at, later) = (time(BOOSTED)?, time(BOOSTED)? + notation::SECOND);
-    let (admission, patch, patched) = answer(&sent, settings, boosts.iter(), at)?;
+    let (admission, patch, patched) = answer(admit, &sent, boosts.iter(), at)?;
     let expected = world::answered(cases, admit, boosts, at)?;
     same_pod(&patched, &expected)?;
     match (admit.answer.as_str(), admission.outcome) {
@@ -213,9 +227,9 @@ fn check_admit(cases: &Cases, admit: &Admit, boosts: &[Boost]) -> anyhow::Result
     }
 
     // On every replica and every time the same, apart from the time in the record.
-    let (_, reversed, _) = answer(&sent, settings, boosts.iter().rev(), at)?;
+    let (_, reversed, _) = answer(admit, &sent, boosts.iter().rev(), at)?;
     ensure!(patch == reversed, "the order of the boosts matters");
-    let (_, _, again) = answer(&sent, settings, boosts.iter(), later)?;
+    let (_, _, again) = answer(admit, &sent, boosts.iter(), later)?;
     same_pod(&again, &world::answered(cases, admit, boosts, later)?).context("a second later")
 }
 
@@ -249,13 +263,14 @@ fn check_post(cases: &Cases, post: &Post) -> anyhow::Result<()> {
 
 /// The answer to a review, and the pod that it makes. Every operation applies, and changes something.
 fn answer<'a>(
+    admit: &Admit,
     sent: &Value,
-    settings: Settings,
     boosts: impl Iterator<Item = &'a Boost>,
     at: DateTime<Utc>,
 ) -> anyhow::Result<(Admission, Patch, Value)> {
     let pod: Pod = serde_json::from_value(sent.clone())?;
-    let admission = admission::admit(&snapshot(boosts)?, settings, "ns", &pod, at);
+    let (snapshot, settings) = (snapshot(admit, boosts)?, settings(admit)?);
+    let admission = admission::admit(&snapshot, settings, "ns", &pod, at);
     let patch = patch::admission(&pod, &admission);
     let mut patched = sent.clone();
     for operation in &patch.0 {
@@ -271,7 +286,32 @@ fn answer<'a>(
     Ok((admission, patch, patched))
 }
 
-pub fn snapshot<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<Snapshot> {
+/// Everything that there is when a pod is created.
+pub fn snapshot<'a>(
+    admit: &Admit,
+    boosts: impl Iterator<Item = &'a Boost>,
+) -> anyhow::Result<Snapshot> {
+    let ranges: Vec<LimitRange> = read_all(world::limit_ranges(admit))?;
+    let quotas: Vec<ResourceQuota> = read_all(world::quotas(admit))?;
+    let nodes: Vec<Node> = read_all(world::nodes(admit))?;
+    let items = ranges.iter().flat_map(|range| &range.spec.limits);
+    let quotas: Vec<Quota> = quotas.iter().map(Quota::new).collect();
+    let nodes: Vec<NodeFacts> = nodes.iter().map(NodeFacts::new).collect();
+    let labels = Arc::new(admit.namespace_labels.clone());
+    Ok(Snapshot {
+        boosts: Arc::new(index(boosts)?),
+        namespaces: Arc::new([("ns".into(), labels)].into()),
+        limit_ranges: Arc::new([("ns".into(), LimitRanges::new(items))].into()),
+        quotas: Arc::new([("ns".into(), Arc::new(quotas))].into()),
+        nodes: Arc::new(Nodes::new(&nodes)),
+    })
+}
+
+fn read_all<T: DeserializeOwned>(objects: Vec<Value>) -> anyhow::Result<Vec<T>> {
+    Ok(serde_json::from_value(objects.into())?)
+}
+
+fn index<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<BoostIndex> {
     let mut policies = Vec::new();
     for boost in boosts {
         match (compile(boost)?, &boost.invalid) {
@@ -282,15 +322,22 @@ pub fn snapshot<'a>(boosts: impl Iterator<Item = &'a Boost>) -> anyhow::Result<S
             (Err(error), None) => bail!("{}: {error}", boost.name),
         }
     }
-    Ok(Snapshot {
-        boosts: Arc::new(BoostIndex::new(policies)),
-        ..Snapshot::default()
-    })
+    Ok(BoostIndex::new(policies))
 }
 
 fn compile(boost: &Boost) -> anyhow::Result<Result<Policy, String>> {
-    let object: StartupCPUBoost = serde_json::from_value(boost.object.clone())?;
-    Ok(Policy::compile(&boost.name, boost.created, &object).map_err(|error| error.to_string()))
+    let (name, object) = (&boost.name, boost.object.clone());
+    let compiled = match boost.kind {
+        Kind::StartupCPUBoost => {
+            let object: StartupCPUBoost = serde_json::from_value(object)?;
+            Policy::compile(name, boost.created, &object)
+        }
+        Kind::ClusterStartupCPUBoost => {
+            let object: ClusterStartupCPUBoost = serde_json::from_value(object)?;
+            Policy::compile(name, boost.created, &object)
+        }
+    };
+    Ok(compiled.map_err(|error| error.to_string()))
 }
 
 /// What the flags of a case say, read as the command line reads them.
@@ -395,29 +442,44 @@ fn check_apply(cases: &Cases, apply: &Apply) -> anyhow::Result<()> {
         "is it accepted or refused?"
     );
     let boost = Boost::applied(apply)?;
-    let compiled = match compile(&boost) {
-        Ok(compiled) => compiled,
-        // Not even read.
-        Err(error) => {
-            ensure!(!apply.refused.is_empty(), "{error}");
-            return Ok(());
-        }
+    let Some(accepted) = &apply.accepted else {
+        return check_refused(apply, &boost);
     };
-    match compiled {
-        Ok(_) => ensure!(
-            apply.refused.is_empty() || apply.only_schema,
-            "compiled, but is to be refused for {:?}",
-            apply.refused
-        ),
-        Err(error) => {
-            ensure!(!apply.refused.is_empty() && !apply.only_schema, "{error}");
+    compile(&boost)?.map_err(anyhow::Error::msg)?;
+    for admit in accepted {
+        check_admit(cases, admit, std::slice::from_ref(&boost))?;
+    }
+    Ok(())
+}
+
+/// It does not compile, unless only the schema can tell.
+fn check_refused(apply: &Apply, boost: &Boost) -> anyhow::Result<()> {
+    // Or it can't even be read.
+    let Ok(compiled) = compile(boost) else {
+        return Ok(());
+    };
+    match (compiled, apply.only_schema) {
+        (Ok(_), true) => Ok(()),
+        (Ok(_), false) => bail!("compiled, but is to be refused for {:?}", apply.refused),
+        (Err(error), true) => bail!(error),
+        (Err(error), false) => {
             for field in &apply.refused {
                 ensure!(error.contains(field), "{error:?} does not name {field}");
             }
+            Ok(())
         }
     }
-    for admit in apply.accepted.iter().flatten() {
-        check_admit(cases, admit, std::slice::from_ref(&boost))?;
+}
+
+/// What became of boosts that no schema of ours has seen.
+fn check_stored(cases: &Cases, stored: &Stored) -> anyhow::Result<()> {
+    let boosts = Boost::stored(stored)?;
+    for admit in &stored.pods {
+        check_admit(cases, admit, &boosts)?;
+    }
+    let corrected = Boost::corrected(stored)?;
+    for admit in &stored.then {
+        check_admit(cases, admit, &corrected).context("corrected")?;
     }
     Ok(())
 }
@@ -519,8 +581,8 @@ fn is_ended(pod: &Value) -> bool {
 
 fn decide(world: &World, settings: EndSettings) -> anyhow::Result<Decision> {
     let pod: Pod = serde_json::from_value(world.pod.clone())?;
-    let snapshot = snapshot(world.boosts.iter())?;
-    let policy = snapshot.boosts.of_pod(&pod).map(Arc::as_ref);
+    let index = index(world.boosts.iter())?;
+    let policy = index.of_pod(&pod).map(Arc::as_ref);
     Ok(revert::decide(&pod, policy, settings, world.now))
 }
 
@@ -624,7 +686,7 @@ fn check_upstream(cases: &Cases, upstream: &Upstream) -> anyhow::Result<()> {
     let sent = world::sent(cases, admit)?;
     let at = time(BOOSTED)?;
     let boosts = world::boosts(admit)?;
-    let (_, _, patched) = answer(&sent, Settings::default(), boosts.iter(), at)?;
+    let (_, _, patched) = answer(admit, &sent, boosts.iter(), at)?;
     let record: UpstreamRecord = serde_json::from_str(record_text(&patched).context("no record")?)?;
     ensure!(record.state.as_ref() == Some(&upstream.state));
     ensure!(record.timestamp == at);

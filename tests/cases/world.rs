@@ -1,11 +1,13 @@
 //! What the cases start from and what must come of it, as plain objects: nothing here asks the code under test.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    data::{Admit, Apply, Cases, Id, Life, Look, NamedBoost},
+    data::{Admit, Apply, Cases, Id, Kind, Life, Look, NamedBoost, NodeNote, QuotaNote, Stored},
     notation::{self, Container, Until, merge, rfc3339, seconds, time},
 };
 
@@ -19,7 +21,9 @@ const SCHEDULED: &str = "10:00:00";
 /// A boost object.
 #[derive(Clone, Debug)]
 pub struct Boost {
-    /// Its namespace.
+    /// Its kind.
+    pub kind: Kind,
+    /// Its namespace; empty for a boost of the cluster.
     pub namespace: String,
     /// Its name.
     pub name: String,
@@ -33,12 +37,20 @@ pub struct Boost {
 
 impl Boost {
     fn read(note: &NamedBoost) -> anyhow::Result<Self> {
-        let namespace = note.namespace.as_deref().unwrap_or("ns");
+        let namespace = match note.kind {
+            Kind::StartupCPUBoost => note.namespace.as_deref().unwrap_or("ns"),
+            Kind::ClusterStartupCPUBoost => "",
+        };
         let until = note.until.as_deref().unwrap_or("Ready");
         let created = time(note.created.as_deref().unwrap_or("09:00:00"))?;
         let mut object = notation::boost(&note.name, namespace, &note.boost, until)?;
+        object["kind"] = json!(note.kind.as_str());
+        if namespace.is_empty() {
+            merge(&mut object, &json!({"metadata": {"namespace": null}}));
+        }
         merge(&mut object, note.merge.as_ref().unwrap_or(&json!({})));
         Ok(Self {
+            kind: note.kind,
             namespace: namespace.to_owned(),
             name: note.name.clone(),
             created,
@@ -49,7 +61,15 @@ impl Boost {
 
     /// B1's boost with a change.
     pub fn applied(apply: &Apply) -> anyhow::Result<Self> {
-        let mut boost = Self::read(&b("+50".to_owned()))?;
+        Self::applied_as(apply.kind, apply)
+    }
+
+    /// The same as a boost of this kind.
+    pub fn applied_as(kind: Kind, apply: &Apply) -> anyhow::Result<Self> {
+        let mut boost = Self::read(&NamedBoost {
+            kind,
+            ..b("+50".to_owned())
+        })?;
         let object = &mut boost.object;
         let policy = &mut object["spec"]["resourcePolicy"]["containerPolicies"][0];
         merge(policy, apply.policy.as_ref().unwrap_or(&json!({})));
@@ -61,6 +81,24 @@ impl Boost {
         }
         merge(object, apply.merge.as_ref().unwrap_or(&json!({})));
         Ok(boost)
+    }
+
+    /// The boosts that our definition finds, `b` first.
+    pub fn stored(stored: &Stored) -> anyhow::Result<Vec<Self>> {
+        let mut b = Self::applied(&stored.change)?;
+        b.invalid = Some(stored.invalid.clone());
+        let beside = stored.beside.iter().map(Self::read);
+        std::iter::once(Ok(b)).chain(beside).collect()
+    }
+
+    /// The same once `b` has been corrected.
+    pub fn corrected(stored: &Stored) -> anyhow::Result<Vec<Self>> {
+        let mut boosts = Self::stored(stored)?;
+        if let Some(change) = &stored.corrected {
+            merge(&mut boosts[0].object, change);
+            boosts[0].invalid = None;
+        }
+        Ok(boosts)
     }
 }
 
@@ -121,6 +159,67 @@ pub fn sent(cases: &Cases, admit: &Admit) -> anyhow::Result<Value> {
         }
     }
     Ok(pod)
+}
+
+/// The pod as its manifest has it.
+pub fn written(cases: &Cases, admit: &Admit) -> anyhow::Result<Value> {
+    let manifest = admit.manifest.clone();
+    let written = Admit {
+        pod: manifest.or_else(|| admit.pod.clone()),
+        ..admit.clone()
+    };
+    sent(cases, &written)
+}
+
+/// The nodes that there are.
+pub fn nodes(admit: &Admit) -> Vec<Value> {
+    let only = [NodeNote {
+        cpu: "64".to_owned(),
+        kubelet: None,
+        labels: BTreeMap::new(),
+        taints: Vec::new(),
+    }];
+    let nodes = admit.nodes.as_deref().unwrap_or(&only).iter().enumerate();
+    let node = |(index, node): (usize, &NodeNote)| {
+        let kubelet = node.kubelet.as_deref().unwrap_or("v1.36.3");
+        json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": format!("n{index}"), "labels": node.labels},
+            "spec": {"taints": node.taints},
+            "status": {
+                "allocatable": {"cpu": node.cpu},
+                "nodeInfo": {"kubeletVersion": kubelet, "operatingSystem": "linux"},
+            },
+        })
+    };
+    nodes.map(node).collect()
+}
+
+/// The namespace's LimitRanges.
+pub fn limit_ranges(admit: &Admit) -> Vec<Value> {
+    let range = json!({
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "bounds", "namespace": "ns"},
+        "spec": {"limits": admit.limit_ranges},
+    });
+    let some = !admit.limit_ranges.is_empty();
+    some.then_some(range).into_iter().collect()
+}
+
+/// The namespace's ResourceQuotas.
+pub fn quotas(admit: &Admit) -> Vec<Value> {
+    let quota = |quota: &QuotaNote| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": quota.name, "namespace": "ns"},
+            "spec": {"hard": quota.hard},
+            "status": {"hard": quota.hard, "used": quota.used},
+        })
+    };
+    admit.quotas.iter().map(quota).collect()
 }
 
 /// The first pod of another case.
@@ -240,7 +339,13 @@ fn record(
             record.insert(field.into(), map.into());
         }
     }
+    if !admit.clamped.is_empty() {
+        record.insert("clamped".into(), json!(admit.clamped));
+    }
     record.insert("boost".into(), json!(by));
+    if winner.kind != Kind::StartupCPUBoost {
+        record.insert("boostKind".into(), json!(winner.kind.as_str()));
+    }
     let deadline = admit
         .flags
         .get("boost-deadline")

@@ -3,17 +3,21 @@
 use anyhow::{Context, bail, ensure};
 use chrono::Utc;
 use serde_json::{Value, json};
+use testbed::eventually;
 
 use super::{
     audit::Review,
-    bed::{Answer, Bed, pods},
+    bed::{Answer, Bed, SOON, pods},
     compare::{same_pod, since},
 };
 use crate::{
     data::{Admit, Cases},
-    notation::{merge, time},
+    notation::{self, merge, time},
     world::{self, BOOSTED, Boost, KEY, record_text},
 };
+
+/// What pods can have of the stand-in's node.
+const NODE_CPU: u32 = 64;
 
 /// Makes the boosts, creates the pod and compares what has become of it.
 pub async fn check(
@@ -25,12 +29,52 @@ pub async fn check(
 ) -> anyhow::Result<()> {
     let place = admit.namespace.as_deref().unwrap_or(place);
     bed.namespace(place).await?;
+    bed.surround(place, admit).await?;
     bed.make_boosts(place, boosts).await?;
     bed.boosts_are_seen().await?;
     create(bed, cases, place, admit, boosts).await
 }
 
-/// Creates a pod where the boosts are known already.
+/// The same on a node where other pods have left so little free: the pod is scheduled there, as without a boost.
+pub async fn check_crowded(
+    bed: &Bed,
+    cases: &Cases,
+    place: &str,
+    admit: &Admit,
+    boosts: &[Boost],
+    free: &str,
+) -> anyhow::Result<()> {
+    let (others, free) = (format!("{place}-others"), free.parse::<u32>()?);
+    bed.namespace(&others).await?;
+    let other = |name: &str, cpu: u32| -> anyhow::Result<Value> {
+        let mut pod = notation::pod(&format!("app {cpu}/-"))?;
+        pod["metadata"] = json!({"name": name, "namespace": others});
+        Ok(pod)
+    };
+    let filler = other("filler", NODE_CPU - free)?;
+    bed.create(&others, "", &filler).await?.accepted()?;
+    bed.running(&others, "filler").await?;
+    let too_large = other("too-large", free + 1)?;
+    bed.create(&others, "", &too_large).await?.accepted()?;
+    eventually("no node is large enough for it", SOON, || async {
+        let pod = bed.get(&format!("{}/too-large", pods(&others))).await?;
+        let conditions = &pod.accepted()?["status"]["conditions"];
+        let reason = &conditions[0]["reason"];
+        ensure!(*reason == "Unschedulable", "its status says {conditions}");
+        Ok(())
+    })
+    .await?;
+
+    bed.namespace(place).await?;
+    bed.make_boosts(place, boosts).await?;
+    bed.boosts_are_seen().await?;
+    let created = make(bed, cases, place, admit, boosts).await?;
+    let name = created["metadata"]["name"].as_str();
+    let scheduled = bed.running(place, name.context("a pod has a name")?).await;
+    scheduled.map(drop).context("it is not scheduled")
+}
+
+/// Creates a pod where the boosts are known already, and removes it.
 pub async fn create(
     bed: &Bed,
     cases: &Cases,
@@ -38,8 +82,24 @@ pub async fn create(
     admit: &Admit,
     boosts: &[Boost],
 ) -> anyhow::Result<()> {
+    let created = make(bed, cases, place, admit, boosts).await?;
+    if admit.dry_run || !admit.refused.is_empty() {
+        return Ok(());
+    }
+    let name = created["metadata"]["name"].as_str();
+    bed.remove(place, name.context("a pod has a name")?).await
+}
+
+/// Creates a pod, compares it with what is right, and returns it.
+async fn make(
+    bed: &Bed,
+    cases: &Cases,
+    place: &str,
+    admit: &Admit,
+    boosts: &[Boost],
+) -> anyhow::Result<Value> {
     ensure!(!admit.unsynced, "all replicas have read their caches");
-    let sent = placed(world::sent(cases, admit)?, place);
+    let sent = placed(world::written(cases, admit)?, place);
     let expected = world::answered(cases, admit, boosts, time(BOOSTED)?)?;
     let began = Utc::now();
     let answer = if admit.dry_run {
@@ -48,7 +108,23 @@ pub async fn create(
         bed.create(place, "", &sent).await?
     };
     let review = bed.audit.review(place, &answer.audit_id).await?;
-    let stored = answer.accepted()?;
+    if !admit.refused.is_empty() {
+        let said = answer.body["message"].to_string();
+        ensure!(answer.code == 403, "answered with {}: {said}", answer.code);
+        for text in &admit.refused {
+            ensure!(
+                said.contains(text),
+                "{text:?} is not in the message: {said}"
+            );
+        }
+        same_review(admit, &review, &expected)?;
+        return Ok(expected);
+    }
+    let mut stored = answer.accepted()?;
+    if admit.manifest.is_some() {
+        let note = json!({"annotations": {"kubernetes.io/limit-ranger": null}});
+        merge(&mut stored["metadata"], &note);
+    }
     let times = [("timestamp", since(began))];
     let is_boosted = !matches!(admit.answer.as_str(), "untouched" | "unmarked");
     same_pod(&stored, &expected, if is_boosted { &times } else { &[] })?;
@@ -63,11 +139,7 @@ pub async fn create(
     if let Some(expected) = &admit.record {
         same_text(record_text(&stored).unwrap_or_default(), expected)?;
     }
-    if !admit.dry_run {
-        let name = stored["metadata"]["name"].as_str();
-        bed.remove(place, name.context("a pod has a name")?).await?;
-    }
-    Ok(())
+    Ok(stored)
 }
 
 /// Puts a pod of the data's namespace into another.

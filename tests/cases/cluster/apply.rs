@@ -2,18 +2,18 @@
 
 use std::process::{Output, Stdio};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use testbed::eventually;
 use tokio::io::AsyncWriteExt;
 
 use super::{
     admit,
-    bed::{Bed, SOON, boosts},
+    bed::{Bed, SOON, boosts_of},
     compare::contains,
 };
 use crate::{
-    data::{Apply, Cases, Validation},
+    data::{Apply, Cases, Kind, Validation},
     world::Boost,
 };
 
@@ -23,24 +23,17 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, apply: &Apply) -> anyh
         apply.refused.is_empty() == apply.accepted.is_some(),
         "is it accepted or refused?"
     );
+    let Some(accepted) = &apply.accepted else {
+        return check_refused(bed, place, apply, apply.kind).await;
+    };
     bed.namespace(place).await?;
     let boost = Boost::applied(apply)?;
     let mut object = boost.object.clone();
-    object["metadata"]["namespace"] = json!(place);
-    let path = format!("{}/b", boosts(place));
-    let Some(accepted) = &apply.accepted else {
-        let said = kubectl_apply(bed, &object).await?;
-        let text = String::from_utf8_lossy(&said.stderr);
-        ensure!(!said.status.success(), "it was accepted");
-        for fragment in apply.refused.iter().chain(&apply.text) {
-            ensure!(
-                text.contains(fragment.as_str()),
-                "{fragment:?} is not in the message:\n{text}"
-            );
-        }
-        ensure!(bed.get(&path).await?.code == 404, "it was stored");
-        return Ok(());
-    };
+    if apply.kind == Kind::StartupCPUBoost {
+        object["metadata"]["namespace"] = json!(place);
+    }
+    let all = boosts_of(apply.kind, place);
+    let path = format!("{all}/b");
     match apply.validation {
         None | Some(Validation::Strict) => {
             let said = kubectl_apply(bed, &object).await?;
@@ -48,7 +41,7 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, apply: &Apply) -> anyh
             ensure!(said.status.success(), "it was refused:\n{text}");
         }
         Some(Validation::Ignore) => {
-            let path = format!("{}?fieldValidation=Ignore", boosts(place));
+            let path = format!("{all}?fieldValidation=Ignore");
             bed.post(&path, &object).await?.accepted()?;
         }
     }
@@ -64,8 +57,46 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, apply: &Apply) -> anyh
     }
     bed.boosts_are_seen().await?;
     for pod in accepted {
+        if apply.kind == Kind::ClusterStartupCPUBoost {
+            bed.label(place, &pod.namespace_labels).await?;
+        }
         admit::create(bed, cases, place, pod, std::slice::from_ref(&boost)).await?;
     }
+    if apply.kind == Kind::ClusterStartupCPUBoost {
+        bed.delete(&path).await?.accepted()?;
+    }
+    Ok(())
+}
+
+/// Applies a boost, as one of this kind, that is refused.
+pub async fn check_refused(
+    bed: &Bed,
+    place: &str,
+    apply: &Apply,
+    kind: Kind,
+) -> anyhow::Result<()> {
+    bed.namespace(place).await?;
+    let mut object = Boost::applied_as(kind, apply)?.object;
+    match kind {
+        Kind::StartupCPUBoost => object["metadata"]["namespace"] = json!(place),
+        // Those of the cluster have no place of their own.
+        Kind::ClusterStartupCPUBoost => object["metadata"]["name"] = json!(place),
+    }
+    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+    let path = format!("{}/{name}", boosts_of(kind, place));
+    let said = kubectl_apply(bed, &object).await?;
+    let text = String::from_utf8_lossy(&said.stderr);
+    if said.status.success() {
+        bed.delete(&path).await?.accepted()?;
+        bail!("it was accepted");
+    }
+    for fragment in apply.refused.iter().chain(&apply.text) {
+        ensure!(
+            text.contains(fragment.as_str()),
+            "{fragment:?} is not in the message:\n{text}"
+        );
+    }
+    ensure!(bed.get(&path).await?.code == 404, "it was stored");
     Ok(())
 }
 
@@ -88,7 +119,7 @@ async fn kubectl_apply(bed: &Bed, object: &Value) -> anyhow::Result<Output> {
 }
 
 /// Waits until all of this is in the boost's status.
-async fn has_status(bed: &Bed, path: &str, expected: &Value) -> anyhow::Result<()> {
+pub async fn has_status(bed: &Bed, path: &str, expected: &Value) -> anyhow::Result<()> {
     eventually("the boost has its status", SOON, || async {
         let object = bed.get(path).await?.accepted()?;
         let mut expected = expected.clone();

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::Path,
+    pin::Pin,
     sync::{
         LazyLock, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -18,17 +19,20 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, cluster::SYSTEM_NAMESPACE, eventually};
+use testbed::{
+    Behaviour, Cluster, ControlPlane, Options, Signal, cluster::SYSTEM_NAMESPACE, eventually,
+};
 use tokio::{
     runtime::Runtime,
     sync::{OnceCell, RwLock, Semaphore},
     time::timeout,
 };
 
-use super::audit::AuditLog;
+use super::{audit::AuditLog, stored};
 use crate::{
+    data::{Admit, Cases, Kind},
     notation,
-    world::{Boost, KEY},
+    world::{self, Boost, KEY},
 };
 
 /// How long anything may take that needs no time by itself. Two cores are shared.
@@ -56,6 +60,8 @@ static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
 /// By flags. They end with the process.
 static BEDS: Mutex<Beds> = Mutex::new(BTreeMap::new());
 type Beds = BTreeMap<Vec<String>, &'static OnceCell<Result<Bed, String>>>;
+/// Where boosts were stored before our definition was there.
+static UPGRADED: OnceCell<Result<Bed, String>> = OnceCell::const_new();
 
 /// Runs a test to its end.
 pub fn run<T>(test: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
@@ -112,26 +118,59 @@ impl Bed {
             .unwrap_or_else(PoisonError::into_inner)
             .entry(flags.to_owned())
             .or_insert_with(|| Box::leak(Box::default()));
-        let start = || async {
-            Self::start(flags)
-                .await
-                .map_err(|error| format!("{error:#}"))
-        };
+        let start = Box::pin(async {
+            let plane = ControlPlane::start(Options::default()).await?;
+            Self::start(plane, flags, 2).await
+        });
+        Self::once(cell, start).await
+    }
+
+    /// The cluster on which boosts of all cases were stored under upstream's definition, before ours was installed.
+    pub async fn upgraded(cases: &Cases) -> anyhow::Result<&'static Self> {
+        let start = Box::pin(async {
+            let plane = ControlPlane::start(Options::default()).await?;
+            stored::store(cases, &plane).await?;
+            Self::start(plane, &[], 2).await
+        });
+        Self::once(&UPGRADED, start).await
+    }
+
+    /// A cluster with one replica that nobody else is on. It is to be retired.
+    pub async fn own(flags: &[String]) -> anyhow::Result<&'static Self> {
+        let plane = ControlPlane::start(Options::default()).await?;
+        let bed = Box::pin(Self::start(plane, flags, 1)).await?;
+        Ok(Box::leak(Box::new(bed)))
+    }
+
+    /// Stops all that takes time.
+    pub fn retire(&self) -> anyhow::Result<()> {
+        for replica in &self.cluster.replicas {
+            replica.crash()?;
+        }
+        self.cluster.plane.signal_api_server(Signal::KILL)
+    }
+
+    /// What starts it comes in a box: it is too large for a test's stack.
+    async fn once(
+        cell: &'static OnceCell<Result<Self, String>>,
+        start: Pin<Box<impl Future<Output = anyhow::Result<Self>>>>,
+    ) -> anyhow::Result<&'static Self> {
+        let start = || async { start.await.map_err(|error| format!("{error:#}")) };
         cell.get_or_init(start)
             .await
             .as_ref()
             .map_err(|error| anyhow!("the cluster did not start: {error}"))
     }
 
-    async fn start(flags: &[String]) -> anyhow::Result<Self> {
+    async fn start(plane: ControlPlane, flags: &[String], replicas: u8) -> anyhow::Result<Self> {
         let behaviour = Behaviour {
             ready_after: None,
             ..Behaviour::default()
         };
         let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
-        let mut cluster = Cluster::start(binary, 0, behaviour).await?;
+        let mut cluster = Cluster::install(plane, binary, 0, behaviour).await?;
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        for _ in 0..2 {
+        for _ in 0..replicas {
             cluster.add_replica(&flags).await?;
         }
         for replica in &cluster.replicas {
@@ -197,6 +236,10 @@ impl Bed {
                 boost.name
             );
             let mut object = boost.object.clone();
+            ensure!(
+                boost.kind == Kind::StartupCPUBoost,
+                "a boost of the cluster is for all cases there"
+            );
             let namespace = if boost.namespace == "ns" {
                 place.to_owned()
             } else {
@@ -224,22 +267,148 @@ impl Bed {
         let mut boost = notation::boost(&name, MARKERS, "+100", "Ready")?;
         boost["selector"] = json!({"matchLabels": selected});
         self.post(&boosts(MARKERS), &boost).await?.accepted()?;
+        let is_boosted = |response: &Value| response.get("patch").is_some();
+        self.all_answer(MARKERS, &selected, is_boosted).await?;
+        let path = format!("{}/{name}", boosts(MARKERS));
+        self.delete(&path).await?.accepted().map(drop)
+    }
+
+    /// Gives a namespace what a case says of it, and waits until that counts: for every replica, and for the API
+    /// server's own plugins.
+    pub async fn surround(&self, place: &str, admit: &Admit) -> anyhow::Result<()> {
+        ensure!(admit.nodes.is_none(), "the nodes are there for all cases");
+        if !admit.namespace_labels.is_empty() {
+            self.label(place, &admit.namespace_labels).await?;
+        }
+        let (ranges, quotas) = (world::limit_ranges(admit), world::quotas(admit));
+        for range in &ranges {
+            self.bound(place, range).await?;
+        }
+        for quota in &quotas {
+            self.bound(place, quota).await?;
+        }
+        if !ranges.is_empty() {
+            let item = json!({"type": "Container", "max": {"cpu": "100m"}});
+            let range = json!({
+                "apiVersion": "v1",
+                "kind": "LimitRange",
+                "metadata": {"name": "bounds"},
+                "spec": {"limits": [item]},
+            });
+            self.is_seen(&json!({}), Some(&range), "Clamped").await?;
+            self.refuses_much(place, "maximum cpu usage per Container")
+                .await?;
+        }
+        if !quotas.is_empty() {
+            let quota = json!({
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "compute"},
+                "spec": {"hard": {"requests.cpu": "100m"}},
+            });
+            // A replica that ignores quotas skips nothing for one.
+            if !admit.flags.contains_key("ignore-quota") {
+                self.is_seen(&json!({}), Some(&quota), "Quota").await?;
+            }
+            self.refuses_much(place, "exceeded quota").await?;
+        }
+        Ok(())
+    }
+
+    /// Gives a namespace exactly these labels, and waits until every replica knows them.
+    pub async fn label(
+        &self,
+        place: &str,
+        labels: &BTreeMap<String, String>,
+    ) -> anyhow::Result<()> {
+        let path = format!("/api/v1/namespaces/{place}");
+        let mut namespace = self.get(&path).await?.accepted()?;
+        // The API server adds its own.
+        namespace["metadata"]["labels"] = json!(labels);
+        self.put(&path, &namespace).await?.accepted()?;
+        let disabled = json!({KEY: "disabled"});
+        self.is_seen(&disabled, None, "Disabled").await
+    }
+
+    /// Makes a LimitRange or a ResourceQuota, whose status nobody else would write.
+    async fn bound(&self, place: &str, object: &Value) -> anyhow::Result<()> {
+        let mut object = object.clone();
+        object["metadata"]["namespace"] = json!(place);
+        let kind = object["kind"].as_str().unwrap_or_default().to_lowercase();
+        let path = format!("/api/v1/namespaces/{place}/{kind}s");
+        let mut made = self.post(&path, &object).await?.accepted()?;
+        if let Some(status) = object.get("status") {
+            made["status"] = status.clone();
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            self.put(&format!("{path}/{name}/status"), &made)
+                .await?
+                .accepted()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every replica knows all namespaces, LimitRanges or quotas as they are now.
+    ///
+    /// One more is made, for which a pod is skipped; a replica can't know it without all that was before it.
+    async fn is_seen(
+        &self,
+        labels: &Value,
+        object: Option<&Value>,
+        skipped: &str,
+    ) -> anyhow::Result<()> {
+        let place = format!("{MARKERS}-{}", self.number());
+        let metadata = json!({"name": place, "labels": labels});
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        self.post("/api/v1/namespaces", &namespace)
+            .await?
+            .accepted()?;
+        let boost = notation::boost("b", &place, "+100", "Ready")?;
+        self.post(&boosts(&place), &boost).await?.accepted()?;
+        if let Some(object) = object {
+            self.bound(&place, object).await?;
+        }
+        let is_skipped = |response: &Value| response["auditAnnotations"]["skipped"] == *skipped;
+        self.all_answer(&place, &json!({"app": "a"}), is_skipped)
+            .await
+    }
+
+    /// Waits until the API server refuses a pod that asks for very much, and says this.
+    async fn refuses_much(&self, place: &str, text: &str) -> anyhow::Result<()> {
+        let mut pod = notation::pod("app 1000/1000")?;
+        pod["metadata"] = json!({"name": "much", "namespace": place});
+        eventually("the API server knows the bounds", SOON, || async {
+            let answer = self.create(place, "?dryRun=All", &pod).await?;
+            let said = answer.body["message"].to_string();
+            let is_it = answer.code == 403 && said.contains(text);
+            ensure!(is_it, "answered with {}: {said}", answer.code);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until every replica answers so for a new pod with these labels.
+    async fn all_answer(
+        &self,
+        namespace: &str,
+        labels: &Value,
+        is_right: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<()> {
         let mut pod = notation::pod("app 100m/-")?;
-        pod["metadata"] = json!({"name": "p", "namespace": MARKERS, "labels": selected});
+        pod["metadata"] = json!({"name": "p", "namespace": namespace, "labels": labels});
         let review = json!({
             "apiVersion": "admission.k8s.io/v1",
             "kind": "AdmissionReview",
             "request": {
-                "uid": name,
+                "uid": "u",
                 "resource": {"group": "", "version": "v1", "resource": "pods"},
-                "namespace": MARKERS,
+                "namespace": namespace,
                 "operation": "CREATE",
                 "dryRun": true,
                 "object": pod,
             },
         });
         for replica in &self.replicas {
-            eventually("a replica knows a new boost", SOON, || async {
+            eventually("a replica knows what is new", SOON, || async {
                 let sent = send(
                     replica,
                     Method::POST,
@@ -247,16 +416,12 @@ impl Bed {
                     Some((JSON, &review)),
                 );
                 let answer = sent.await?.accepted()?;
-                ensure!(
-                    answer["response"].get("patch").is_some(),
-                    "it answers {answer}"
-                );
+                ensure!(is_right(&answer["response"]), "it answers {answer}");
                 Ok(())
             })
             .await?;
         }
-        let path = format!("{}/{name}", boosts(MARKERS));
-        self.delete(&path).await?.accepted().map(drop)
+        Ok(())
     }
 
     /// Waits until the leader has got to all that has happened so far: a pod becomes Ready, and its boost ends.
@@ -358,6 +523,16 @@ pub fn pods(namespace: &str) -> String {
 /// Path of a namespace's boosts.
 pub fn boosts(namespace: &str) -> String {
     format!("/apis/autoscaling.x-k8s.io/v1alpha1/namespaces/{namespace}/startupcpuboosts")
+}
+
+/// Path of the boosts of a kind; a namespace's, where they have one.
+pub fn boosts_of(kind: Kind, namespace: &str) -> String {
+    match kind {
+        Kind::StartupCPUBoost => boosts(namespace),
+        Kind::ClusterStartupCPUBoost => {
+            "/apis/autoscaling.x-k8s.io/v1alpha1/clusterstartupcpuboosts".to_owned()
+        }
+    }
 }
 
 /// Who the operator is to the API server.

@@ -29,7 +29,7 @@ use rustls::{
 };
 use serde_json::{Value, json};
 use testbed::eventually;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::bed::{Bed, MERGE, SOON, STRATEGIC, operator, pods};
@@ -45,9 +45,11 @@ pub enum Meanwhile {
     Resized(Value),
     /// It is deleted, and one of the same name created.
     Remade(Value),
+    /// Time passes, at every resize of every pod.
+    Slow(Duration),
 }
 
-/// It happens once, to the pod `p` of one namespace.
+/// It happens once, to the pod `p` of one namespace; there must be one.
 pub struct Interloper {
     bed: &'static Bed,
     place: String,
@@ -61,6 +63,8 @@ struct Shared {
     meanwhile: Meanwhile,
     /// Reviews so far.
     asked: AtomicU32,
+    /// Resizes of the operator's so far.
+    met: AtomicU32,
     /// Whether it has happened.
     happened: AtomicBool,
 }
@@ -84,6 +88,7 @@ impl Interloper {
                 place: place.to_owned(),
                 meanwhile,
                 asked: AtomicU32::default(),
+                met: AtomicU32::default(),
                 happened: AtomicBool::default(),
             }),
             running: CancellationToken::new(),
@@ -98,7 +103,7 @@ impl Interloper {
             stopped: interloper.running.clone(),
             drain: Duration::from_secs(1),
         };
-        tokio::spawn(serve(listener, Some(tls), service, 16, stop));
+        tokio::spawn(serve(listener, Some(tls), service, 64, stop));
         let ca = std::fs::read(pki.join("ca.crt"))?;
         let configuration = configuration(place, &url, &BASE64_STANDARD.encode(ca));
         bed.post(CONFIGURATIONS, &configuration).await?.accepted()?;
@@ -111,6 +116,11 @@ impl Interloper {
         })
         .await?;
         Ok(interloper)
+    }
+
+    /// The operator's resizes that it has met so far.
+    pub fn met(&self) -> u32 {
+        self.shared.met.load(Ordering::Relaxed)
     }
 
     /// Ends it; it must have happened.
@@ -144,7 +154,13 @@ impl Shared {
         let review: Value = serde_json::from_slice(&body)?;
         let request = &review["request"];
         let is_operator = request["userInfo"]["username"] == *operator();
-        if is_operator && !self.happened.swap(true, Ordering::Relaxed) {
+        if is_operator {
+            self.met.fetch_add(1, Ordering::Relaxed);
+        }
+        if let (true, Meanwhile::Slow(takes)) = (is_operator, &self.meanwhile) {
+            sleep(*takes).await;
+            self.happened.store(true, Ordering::Relaxed);
+        } else if is_operator && !self.happened.swap(true, Ordering::Relaxed) {
             let done = self.happen().await;
             self.happened.store(done.is_ok(), Ordering::Relaxed);
             done?;
@@ -171,6 +187,7 @@ impl Shared {
                 self.bed.remove(&self.place, "p").await?;
                 self.bed.create(&self.place, "", again).await?.accepted()?;
             }
+            Meanwhile::Slow(takes) => sleep(*takes).await,
         }
         Ok(())
     }
@@ -190,6 +207,7 @@ fn configuration(place: &str, url: &str, ca: &str) -> Value {
             }],
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place}},
             "failurePolicy": "Fail",
+            "timeoutSeconds": 30,
             "sideEffects": "None",
         }],
     })

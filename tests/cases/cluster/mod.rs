@@ -13,14 +13,16 @@ mod bed;
 mod compare;
 mod interloper;
 mod life;
+mod stored;
+mod storm;
 
-use std::collections::BTreeMap;
+use std::{cell::Cell, collections::BTreeMap};
 
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 
 use crate::{
-    data::{Case, Cases, Id, Layer},
+    data::{Case, Cases, Id, Kind, Layer},
     report, world,
 };
 
@@ -31,16 +33,20 @@ pub fn trials(cases: &'static Cases) -> Vec<Trial> {
     cases
         .iter()
         .filter(|(_, case)| case.runs_in(Layer::Cluster))
-        .map(|(id, case)| report::trial(Layer::Cluster, id, move || bed::run(run(cases, id, case))))
+        .map(|(id, case)| {
+            report::trial(Layer::Cluster, id, move || {
+                bed::run(Box::pin(run(cases, id, case)))
+            })
+        })
         .collect()
 }
 
 /// Executes all parts of a case that a real API server can tell about.
 async fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
-    let mut parts = 0;
-    let mut place = || {
-        parts += 1;
-        match parts {
+    let parts = Cell::new(0);
+    let place = || {
+        parts.set(parts.get() + 1);
+        match parts.get() {
             1 => format!("c-{}", id.to_string().to_lowercase()),
             part => format!("c-{}-{part}", id.to_string().to_lowercase()),
         }
@@ -49,17 +55,45 @@ async fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
         about.map_or(what.to_owned(), |about| format!("{what} ({about})"))
     };
     for admit in case.admit.iter() {
-        let bed = Bed::with(&flags(admit.remove_limits, &admit.flags)).await?;
-        let done = async {
-            let boosts = world::boosts(admit)?;
-            admit::check(bed, cases, &place(), admit, &boosts).await
-        };
-        bed.blame(done.await, || about("admit", admit.about.as_ref()))?;
+        let (flags, boosts) = (
+            flags(admit.remove_limits, &admit.flags),
+            world::boosts(admit)?,
+        );
+        if let Some(free) = &admit.free {
+            let bed = Bed::own(&flags).await?;
+            let done = admit::check_crowded(bed, cases, &place(), admit, &boosts, free).await;
+            bed.blame(done, || about("admit", admit.about.as_ref()))?;
+            bed.retire()?;
+            continue;
+        }
+        let bed = Bed::with(&flags).await?;
+        let done = admit::check(bed, cases, &place(), admit, &boosts).await;
+        bed.blame(done, || about("admit", admit.about.as_ref()))?;
     }
     for apply in case.apply.iter() {
         let bed = Bed::with(&[]).await?;
         let done = apply::check(bed, cases, &place(), apply).await;
         bed.blame(done, || about("apply", apply.about.as_ref()))?;
+    }
+    for (id, apply) in case.cluster_refusals(cases)? {
+        let bed = Bed::with(&[]).await?;
+        let kind = Kind::ClusterStartupCPUBoost;
+        let done = apply::check_refused(bed, &place(), apply, kind).await;
+        bed.blame(done, || {
+            about(&format!("apply, {id}"), apply.about.as_ref())
+        })?;
+    }
+    for (index, stored) in case.stored.iter().enumerate() {
+        let bed = Bed::upgraded(cases).await?;
+        parts.set(parts.get() + 1);
+        let done = stored::check(bed, cases, &stored::place(id, index), stored).await;
+        bed.blame(done, || about("stored", stored.about.as_ref()))?;
+    }
+    if let Some(storm) = &case.storm {
+        let bed = Bed::own(&[]).await?;
+        let done = storm::check(bed, cases, id, &place(), storm).await;
+        bed.blame(done, || "storm".to_owned())?;
+        bed.retire()?;
     }
     for life in case.end.iter() {
         let admit = world::admitted(cases, id, life)?;
@@ -67,7 +101,10 @@ async fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
         let done = life::check(bed, cases, id, &place(), life).await;
         bed.blame(done, || about("end", life.about.as_ref()))?;
     }
-    ensure!(parts > 0, "nothing of this case is about an API server");
+    ensure!(
+        parts.get() > 0,
+        "nothing of this case is about an API server"
+    );
     Ok(())
 }
 

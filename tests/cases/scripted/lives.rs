@@ -21,7 +21,9 @@ use headstart::{
     clock::Clock,
     domain::{end::EndSettings, snapshot::Snapshot},
     metrics::Metrics,
-    sweeper::{Sweeper, Writer},
+    snapshots::Snapshots,
+    surroundings,
+    sweeper::{Events, Sweeper, Writer},
 };
 use serde_json::{Value, json};
 use testbed::memory::{self, Fault, Kubelet, MemoryServer, Recorded, Resize};
@@ -42,7 +44,7 @@ use crate::{
 const RESIZE: &str = "/pods/*/resize";
 const FINISH: &str = "/pods/*";
 /// How long the node takes for a resize.
-const ACTUATION: Duration = Duration::from_millis(250);
+pub(super) const ACTUATION: Duration = Duration::from_millis(250);
 /// How long the first write of a look may take, in virtual time, unless the case says otherwise.
 const AT_ONCE: Duration = Duration::from_millis(200);
 /// How long a write may take that follows another, and the node's work in between.
@@ -77,19 +79,22 @@ pub fn check(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
 }
 
 /// A leading replica. Dropping it is a crash.
-struct Leader {
+pub(super) struct Leader {
     claims: Arc<Claims>,
     boosts: Arc<Boosts>,
-    metrics: Arc<Metrics>,
-    term: JoinHandle<()>,
+    pub(super) metrics: Arc<Metrics>,
+    /// What its admission goes by.
+    pub(super) snapshots: Arc<Snapshots>,
+    pub(super) term: JoinHandle<()>,
     _caches: JoinSet<()>,
 }
 
 impl Leader {
-    fn start(server: &MemoryServer, settings: EndSettings) -> Self {
+    pub(super) fn start(server: &MemoryServer, settings: EndSettings) -> Self {
+        let snapshots = Arc::<Snapshots>::default();
         let (claims, boosts) = (
             Arc::<Claims>::default(),
-            Arc::new(Boosts::new(Arc::default())),
+            Arc::new(Boosts::new(Arc::clone(&snapshots))),
         );
         let metrics = Arc::<Metrics>::default();
         let mut caches = JoinSet::new();
@@ -97,19 +102,41 @@ impl Leader {
         caches.spawn(async move { kept.keep(client).await });
         let (kept, client) = (Arc::clone(&boosts), server.client("leader"));
         caches.spawn(async move { kept.keep(client).await });
+        let (kept, client) = (Arc::clone(&snapshots), server.client("leader"));
+        caches.spawn(async move {
+            tokio::join!(
+                surroundings::keep_namespaces(client.clone(), &kept),
+                surroundings::keep_limit_ranges(client.clone(), &kept),
+                surroundings::keep_quotas(client.clone(), &kept),
+                surroundings::keep_nodes(client, &kept),
+            );
+        });
         let clock = server.clock();
+        let wall = server.clock();
+        let events = Arc::new(Events::new(
+            server.client("leader"),
+            "leader".to_owned(),
+            Clock::new(move || wall.now()),
+            metrics.revert.clone(),
+        ));
+        let kept = Arc::clone(&events);
+        caches.spawn(async move { kept.keep().await });
         let sweeper = Sweeper {
             writer: Writer::new(server.client("leader")),
             claims: Arc::clone(&claims),
             boosts: Arc::clone(&boosts),
+            snapshots: Arc::clone(&snapshots),
             settings,
             clock: Clock::new(move || clock.now()),
+            tally: Arc::default(),
+            events,
             metrics: metrics.revert.clone(),
         };
         Self {
             claims,
             boosts,
             metrics,
+            snapshots,
             term: tokio::spawn(sweeper.lead(CancellationToken::new())),
             _caches: caches,
         }
@@ -673,7 +700,7 @@ impl<'a> Stage<'a> {
 }
 
 /// Creates the pod, and returns its uid.
-fn create_pod(server: &MemoryServer, world: &World) -> Value {
+pub(super) fn create_pod(server: &MemoryServer, world: &World) -> Value {
     let mut pod = world.pod.clone();
     if let Some(metadata) = pod["metadata"].as_object_mut() {
         metadata.retain(|field, _| field != "uid" && field != "resourceVersion");
@@ -699,7 +726,7 @@ fn put(server: &MemoryServer, world: &World) {
 }
 
 /// Makes the server's boosts what they must be.
-fn put_boosts(server: &MemoryServer, world: &World) {
+pub(super) fn put_boosts(server: &MemoryServer, world: &World) {
     let name = |object: &Value| {
         ["namespace", "name"].map(|field| {
             object["metadata"][field]
@@ -866,7 +893,7 @@ async fn check_many(cases: &Cases, id: Id, life: &Life, count: u32) -> anyhow::R
     if let Some((_, world)) = worlds.first() {
         put_boosts(&server, world);
     }
-    let most = slow_resizes(&server);
+    let [_, most] = slow_resizes(&server, Duration::from_millis(100));
     let leader = Leader::start(&server, pure::end_settings(&life.flags)?);
     let is_pod_open = |pod: &Value| pod["metadata"]["labels"].get(KEY).is_some();
     let patience = Duration::from_secs(600);
@@ -948,19 +975,18 @@ fn check_one_of_many(
     same_pod(&pod, &world.pod)
 }
 
-/// Makes each resize take a while. Returns how many are under way at once, at most.
-fn slow_resizes(server: &MemoryServer) -> Arc<AtomicUsize> {
+/// Makes each resize take so long. Returns how many are under way now, and at once at most.
+pub(super) fn slow_resizes(server: &MemoryServer, takes: Duration) -> [Arc<AtomicUsize>; 2] {
     let (now, most) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let under_way = Arc::clone(&now);
     let (arriving, highest) = (Arc::clone(&now), Arc::clone(&most));
     let arrives = move |_: &Recorded| {
         highest.fetch_max(arriving.fetch_add(1, Relaxed) + 1, Relaxed);
         true
     };
-    let fault = Fault::on("PATCH", RESIZE)
-        .always()
-        .delay(Duration::from_millis(100));
+    let fault = Fault::on("PATCH", RESIZE).always().delay(takes);
     server.fault(fault.when(arrives).after(move |_| {
         now.fetch_sub(1, Relaxed);
     }));
-    most
+    [under_way, most]
 }

@@ -3,11 +3,13 @@
 //! - `review`: reviews as the API server posts them, and what an answer must be (the layer of values uses it too);
 //! - `webhook`: HTTP to the webhook's routes;
 //! - `lives`: the leader and a boosted pod, in virtual time;
+//! - `storm`: many ends at once, and the webhook meanwhile;
 //! - `starts`: starts of the real binary.
 
 mod lives;
 pub mod review;
 pub mod starts;
+mod storm;
 mod webhook;
 
 use anyhow::{Context, ensure};
@@ -45,6 +47,9 @@ fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
     }
     for life in case.end.iter() {
         part("end", life.about.as_ref(), lives::check(cases, id, life))?;
+    }
+    if let Some(storm) = &case.storm {
+        part("storm", None, storm::check(cases, id, storm))?;
     }
     for start in case.start.iter() {
         part("start", None, starts::check_process(start))?;

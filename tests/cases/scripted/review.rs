@@ -28,7 +28,7 @@ pub fn admitter(
     boosts: Option<&[Boost]>,
 ) -> anyhow::Result<(Arc<Admitter>, Arc<Metrics>)> {
     let snapshot: Option<Snapshot> = boosts
-        .map(|boosts| pure::snapshot(boosts.iter()))
+        .map(|boosts| pure::snapshot(admit, boosts.iter()))
         .transpose()?;
     let at = time(BOOSTED)?;
     let metrics = Arc::<Metrics>::default();

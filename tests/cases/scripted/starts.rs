@@ -65,10 +65,10 @@ fn read(args: &[String]) -> Result<RunArgs, clap::Error> {
     let command = Cli::command().mut_subcommands(|verb| verb.mut_args(unset));
     let line = ["headstart", "run"].map(str::to_owned).into_iter();
     let matches = command.try_get_matches_from(line.chain(args.iter().cloned()))?;
-    match Cli::from_arg_matches(&matches)?.verb {
-        Verb::Run(args) => Ok(*args),
-        Verb::Crd => unreachable!("the verb is run"),
-    }
+    let Verb::Run(args) = Cli::from_arg_matches(&matches)?.verb else {
+        unreachable!("the verb is run");
+    };
+    Ok(*args)
 }
 
 fn check_args(args: &RunArgs, start: &Start) -> anyhow::Result<()> {

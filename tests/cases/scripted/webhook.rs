@@ -34,9 +34,9 @@ use crate::{
 const PIECE: usize = 64 << 10;
 
 /// What came back.
-struct Answer {
-    status: StatusCode,
-    body: Bytes,
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) body: Bytes,
     /// So many bytes of the request's body were taken.
     taken: usize,
 }
@@ -162,7 +162,7 @@ fn send(note: &Post, body: &Body<'_>, length: usize) -> anyhow::Result<Answer> {
     in_real_time(post(&admitter, note, &body.bytes, length))
 }
 
-async fn post(
+pub(super) async fn post(
     admitter: &Arc<Admitter>,
     note: &Post,
     start: &[u8],
