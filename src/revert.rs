@@ -15,10 +15,10 @@ use crate::{
     api::{BOOST_KEY, Pod, PodSpec},
     config::wait,
     domain::{
-        end::EndSettings,
+        end::{EndSettings, EndedBy},
         failure::Failure,
         record::{Record, State},
-        revert::{Decision, Leave, Pending, decide_now},
+        revert::{Decision, Leave, Pending, Revert, decide_now},
         witness,
     },
     error::Chain,
@@ -221,10 +221,11 @@ impl<'a> End<'a> {
         loop {
             let written = match self.decide() {
                 Decision::Revert(revert) => {
-                    let rehearsed = self.writer.rehearse(&self.pod, &revert).await;
-                    match rehearsed {
-                        Ok(_) => self.writer.resize(&self.pod, &revert).await,
-                        Err(failure) => Err(failure),
+                    done = "ended";
+                    match self.unannounced() {
+                        // A leader that sees the values back finishes the boost, and has to know why.
+                        Some(record) => self.writer.record(&self.pod, &record).await,
+                        None => self.resize(&revert).await,
                     }
                 }
                 Decision::Finish(finish) => {
@@ -257,6 +258,19 @@ impl<'a> End<'a> {
                 Err(_) => {}
             }
         }
+    }
+
+    async fn resize(&self, revert: &Revert) -> Result<Pod, Failure> {
+        // Which LimitRanges there are is not known here.
+        self.writer.rehearse(&self.pod, revert).await?;
+        self.writer.resize(&self.pod, revert).await
+    }
+
+    /// The record as it announces what ends it, where it doesn't yet.
+    fn unannounced(&self) -> Option<Record> {
+        let record = Record::read(self.pod.record_text()?).ok()?;
+        let announced = record.announced() == Some(EndedBy::Manual);
+        (!announced).then(|| record.announcing(EndedBy::Manual))
     }
 
     fn decide(&self) -> Decision {

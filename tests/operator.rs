@@ -43,7 +43,7 @@ async fn operator() -> Result<()> {
         ..Behaviour::default()
     };
     let cluster = Cluster::start(binary(), 2, behaviour).await?;
-    for namespace in ["ns", "bad", "upstream"] {
+    for namespace in ["ns", "bad", "upstream", "manual"] {
         namespaced(&cluster, namespace).await?;
     }
     upstreams_objects_are_accepted(&cluster).await?;
@@ -51,6 +51,7 @@ async fn operator() -> Result<()> {
     statuses_say_what_is_wrong(&cluster).await?;
     certificates_are_swapped(&cluster).await?;
     our_account_may_not_raise(&cluster).await?;
+    boosts_are_ended_by_hand(&cluster).await?;
     replicas_are_all_ready_and_one_leads(&cluster).await
 }
 
@@ -271,6 +272,93 @@ async fn our_account_may_not_raise(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
+/// D40: `headstart revert` as cluster-admin ends a boost, a namespace's and all; who may only patch pods is refused, and
+/// nothing of the pod is lost by it.
+async fn boosts_are_ended_by_hand(cluster: &Cluster) -> Result<()> {
+    let plane = &cluster.plane;
+    let boost = json!({
+        "apiVersion": "autoscaling.x-k8s.io/v1alpha1", "kind": "StartupCPUBoost",
+        "metadata": {"name": "b", "namespace": "manual"},
+        "spec": {
+            "resourcePolicy": {"containerPolicies": [{"containerName": "app", "percentageIncrease": {"value": 100}}]},
+            "durationPolicy": {"fixedDuration": {"unit": "Minutes", "value": 60}},
+        },
+    });
+    plane.apply(&boost.to_string()).await?;
+    eventually("the boost is known", SOON, || async {
+        ensure!(created_cpu(cluster, "manual").await? == "1");
+        Ok(())
+    })
+    .await?;
+    for name in ["one", "two", "three"] {
+        plane.apply(&pod(name, "manual").to_string()).await?;
+    }
+    let pods = Api::<Pod>::namespaced(plane.admin(), "manual");
+    eventually("all run", SOON, || async {
+        let list = pods.list(&kube::api::ListParams::default()).await?;
+        let running = |pod: &&Pod| {
+            let status = pod.status.as_ref();
+            status.and_then(|status| status.phase.as_deref()) == Some("Running")
+        };
+        ensure!(list.items.iter().filter(running).count() == 3);
+        Ok(())
+    })
+    .await?;
+
+    let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "patcher"},
+        "rules": [{"apiGroups": [""], "resources": ["pods", "pods/resize"], "verbs": ["get", "list", "patch"]}]});
+    let binding = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "patcher"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "patcher"},
+        "subjects": [{"kind": "User", "name": "patcher", "apiGroup": "rbac.authorization.k8s.io"}]});
+    plane.apply(&role.to_string()).await?;
+    plane.apply(&binding.to_string()).await?;
+    let patcher = plane.kubeconfig_for("patcher", &[])?;
+    let refused = revert(&patcher, &["-n", "manual", "one"]).await?;
+    ensure!(refused.0 == Some(1), "{refused:?}");
+    ensure!(
+        refused.1.contains("NOT ended") && refused.1.contains("startupcpuboosts/record"),
+        "{refused:?}"
+    );
+
+    let admin = plane.admin_kubeconfig();
+    let one = revert(admin, &["-n", "manual", "one"]).await?;
+    ensure!(
+        one == (Some(0), "1/1 manual/one: ended\n".to_owned()),
+        "{one:?}"
+    );
+    let object = pods.get("one").await?;
+    let record = object.metadata.annotations.unwrap_or_default();
+    let record: Value = serde_json::from_str(record.get(KEY).context("no record")?)?;
+    ensure!(
+        record["state"] == "Reverted" && record["endedBy"] == "Manual",
+        "{record}"
+    );
+    let all = revert(admin, &["--all"]).await?;
+    ensure!(
+        all.0 == Some(0) && all.1.lines().count() == 2 && all.1.contains("2/2 "),
+        "{all:?}"
+    );
+    let none = revert(admin, &["-n", "manual"]).await?;
+    ensure!(
+        none == (Some(0), "no pod is boosted\n".to_owned()),
+        "{none:?}"
+    );
+    let missing = revert(admin, &["-n", "manual", "missing"]).await?;
+    ensure!(missing.0 == Some(1), "{missing:?}");
+    Ok(())
+}
+
+/// Exit status and output of `headstart revert`.
+async fn revert(kubeconfig: &Path, args: &[&str]) -> Result<(Option<i32>, String)> {
+    let output = tokio::process::Command::new(binary())
+        .arg("revert")
+        .args(args)
+        .env("KUBECONFIG", kubeconfig)
+        .output()
+        .await?;
+    Ok((output.status.code(), String::from_utf8(output.stdout)?))
+}
+
 async fn replicas_are_all_ready_and_one_leads(cluster: &Cluster) -> Result<()> {
     let leader = cluster.leader_other_than("").await?;
     for replica in &cluster.replicas {
@@ -345,7 +433,7 @@ async fn without_an_api_server_a_replica_lives_and_is_not_ready() -> Result<()> 
     ensure!(ask("/livez").await?.contains(" 200 "), "it is not live");
     let ready = ask("/readyz").await?;
     ensure!(
-        ready.contains(" 503 ") && ready.contains("have not been read yet"),
+        ready.contains(" 503 ") && ready.contains("not read yet: boosts, namespaces"),
         "it should not be ready: {ready}"
     );
     replica.check()

@@ -14,6 +14,7 @@ use super::{
     admission::{Admission, Outcome},
     cpu::Cpu,
     quantity::MilliCpu,
+    record::Record,
     revert::{Finish, Revert},
 };
 use crate::api::{Amounts, BOOST_KEY, Pod};
@@ -189,6 +190,14 @@ pub fn finish(pod: &Pod, finish: &Finish) -> Value {
     if let Some((record, _)) = &finish.ended {
         metadata.insert("annotations".into(), json!({BOOST_KEY: record.text()}));
     }
+    json!({"metadata": metadata})
+}
+
+/// The merge body that changes a record and nothing else.
+#[must_use]
+pub fn record(pod: &Pod, record: &Record) -> Value {
+    let mut metadata = preconditions(pod);
+    metadata.insert("annotations".into(), json!({BOOST_KEY: record.text()}));
     json!({"metadata": metadata})
 }
 

@@ -262,6 +262,21 @@ impl Record {
         record
     }
 
+    /// The record of the same boost, still in force, that says what is about to end it: whoever finishes it then says so.
+    #[must_use]
+    pub fn announcing(&self, by: EndedBy) -> Self {
+        let mut record = self.clone();
+        record.fields.insert(ENDED_BY.into(), by.as_str().into());
+        record
+    }
+
+    /// What was announced, if anything was.
+    #[must_use]
+    pub fn announced(&self) -> Option<EndedBy> {
+        let word = self.fields.get(ENDED_BY)?.as_str()?;
+        EndedBy::ALL.into_iter().find(|by| by.as_str() == word)
+    }
+
     /// The record of the same boost, ended. All else stays as it was.
     #[must_use]
     pub fn ended(&self, by: EndedBy, at: DateTime<Utc>) -> Self {

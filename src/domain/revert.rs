@@ -206,7 +206,7 @@ fn decide_active(
     let by = match is_due {
         Some(due) => due.by,
         None if all_done() => EndedBy::Condition,
-        None => EndedBy::Superseded,
+        None => record.announced().unwrap_or(EndedBy::Superseded),
     };
     finish(record, by, is_due.map(|due| due.at), now)
 }

@@ -15,6 +15,7 @@ use crate::{
     domain::{
         failure::Failure,
         patch,
+        record::Record,
         revert::{Finish, Revert},
     },
     error::Chain,
@@ -71,6 +72,15 @@ impl Writer {
     /// As classified.
     pub async fn finish(&self, pod: &Pod, finish: &Finish) -> Result<Pod, Failure> {
         let body: Patch<Value> = Patch::Merge(patch::finish(pod, finish));
+        within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
+    }
+
+    /// Changes the record alone.
+    ///
+    /// # Errors
+    /// As classified.
+    pub(crate) async fn record(&self, pod: &Pod, record: &Record) -> Result<Pod, Failure> {
+        let body: Patch<Value> = Patch::Merge(patch::record(pod, record));
         within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
     }
 
