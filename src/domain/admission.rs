@@ -494,6 +494,10 @@ fn trusted_originals(plan: &Plan<'_>, present: &[Cpu]) -> Option<Vec<Cpu>> {
                     .then_some(Some(original))
             }
         };
+        // Where there is no CPU at all nothing was removed: we don't boost such containers.
+        if cpu.is_empty() && loan.limit.is_some() {
+            return None;
+        }
         *cpu = Cpu {
             request: trust(loan.request, cpu.request)?,
             limit: trust(loan.limit, cpu.limit)?,
@@ -535,5 +539,36 @@ impl ContainerDecision {
             request: value(self.from.request, self.to.request),
             limit: value(self.from.limit, self.to.limit),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::patch;
+
+    /// Found by the fuzz target `review`: a forged record said that a limit had been removed from a container that has no
+    /// `resources` at all, and the patch that put it back did not apply, which refuses the pod.
+    #[test]
+    fn a_record_of_a_container_without_cpu_is_not_believed() {
+        let key = crate::api::BOOST_KEY;
+        let record = r#"{"initCPULimits":{"app":"1"},"boostedCPULimits":{"app":""}}"#;
+        let object = json!({
+            "metadata": {"labels": {key: "x"}, "annotations": {key: record}},
+            "spec": {"containers": [{"name": "app"}]},
+        });
+        let pod: Pod = serde_json::from_value(object.clone()).expect("a pod");
+        let now = DateTime::default();
+        let admission = admit(&Snapshot::default(), Settings::default(), "ns", &pod, now);
+        let mut patched = object;
+        let patch = patch::admission(&pod, &admission);
+        json_patch::patch(&mut patched, &patch).expect("it applies");
+        assert_eq!(patched["spec"]["containers"], json!([{"name": "app"}]));
+        assert_eq!(
+            patched["metadata"],
+            json!({"labels": {}, "annotations": {}})
+        );
     }
 }
