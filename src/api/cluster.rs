@@ -44,6 +44,9 @@ pub struct LimitRangeItem {
     /// `Container`, `Pod` or `PersistentVolumeClaim`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// Lower bounds of requests and limits.
+    #[serde(deserialize_with = "null_is_default")]
+    pub min: CpuAmount,
     /// Upper bounds of requests and limits.
     #[serde(deserialize_with = "null_is_default")]
     pub max: CpuAmount,

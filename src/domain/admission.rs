@@ -10,6 +10,7 @@ use super::{
     clamp::{Ceilings, Clamp},
     cpu::Cpu,
     end::EndSettings,
+    limit_range::LimitRanges,
     policy::{ContainerPolicy, Policy, Target},
     qos::{QosClass, qos_class},
     quantity::MilliCpu,
@@ -193,11 +194,20 @@ fn skip_whole(
         Some(Reason::OldKubelet)
     } else if settings.skip_guaranteed && guaranteed() {
         Some(Reason::Guaranteed)
-    } else if base.len() > MAX_CONTAINERS {
+    } else if base.len() > MAX_CONTAINERS
+        || !is_admissible(snapshot.limit_ranges(namespace), pod, base)
+    {
         Some(Reason::Clamped)
     } else {
         None
     }
+}
+
+/// Whether the API server would take a pod with these values. A pod that it refuses as it is must not get in by a boost:
+/// nobody wrote what it would run with, and taking the boost back would be refused.
+fn is_admissible(ranges: LimitRanges, pod: &Pod, values: &[Cpu]) -> bool {
+    let is_valid = |cpu: &Cpu| cpu.limit.is_none_or(|limit| cpu.request <= Some(limit));
+    values.iter().all(is_valid) && ranges.admit(pod, values)
 }
 
 fn unchanged(pod: &Pod, base: &[Cpu], reason: Option<Reason>) -> Vec<ContainerDecision> {
@@ -451,7 +461,7 @@ fn target(target: Target, from: MilliCpu, is_request: bool) -> MilliCpu {
 ///
 /// It is where it is Active and the pod has the values that it says were set: this is a second call in one admission, or
 /// a manifest copied from a boosted pod. Its originals are then the base, so a second pass changes nothing. No original
-/// above what was set is believed: lying can only lower the liar's own pod.
+/// above what was set is believed, nor any that the API server would refuse: lying can only lower the liar's own pod.
 fn trusted_originals(plan: &Plan<'_>, present: &[Cpu]) -> Option<Vec<Cpu>> {
     let pod = plan.pod;
     let record = Record::read(pod.record_text()?)
@@ -502,6 +512,10 @@ fn trusted_originals(plan: &Plan<'_>, present: &[Cpu]) -> Option<Vec<Cpu>> {
             request: trust(loan.request, cpu.request)?,
             limit: trust(loan.limit, cpu.limit)?,
         };
+    }
+    // Or what is admitted without us would be refused for what we put back.
+    if !is_admissible(plan.bounds.ceilings.ranges, pod, &base) {
+        return None;
     }
     if unrecorded {
         // Upstream's records have no set values: believed where our plan of the originals gives what is there.

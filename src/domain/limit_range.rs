@@ -2,10 +2,14 @@
 //!
 //! LimitRanger judges the pod as the webhooks have left it, so a boost that breaks a bound would refuse the pod (403).
 
-use super::quantity::{MilliCpu, parse_milli};
-use crate::api::{Amounts, Keys, LimitRangeItem, Pod};
+use super::{
+    cpu::Cpu,
+    quantity::{MilliCpu, parse_milli},
+    totals::{Kind, total},
+};
+use crate::api::{Amounts, CpuAmount, Keys, LimitRangeItem, Pod};
 
-/// What all LimitRanges of a namespace say together: of several bounds the least counts.
+/// What all LimitRanges of a namespace say together: of several bounds the narrowest counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitRanges {
     /// For each container.
@@ -54,7 +58,9 @@ impl Defaults {
 /// Bounds of one type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
-    /// Of the request and of the limit.
+    /// Least request and limit.
+    pub min: Option<MilliCpu>,
+    /// Largest request and limit.
     pub max: Option<MilliCpu>,
     /// Of limit ÷ request.
     pub ratio: Option<Ratio>,
@@ -74,13 +80,11 @@ impl LimitRanges {
                 "Pod" => &mut ranges.pod,
                 _ => continue,
             };
-            let max = item
-                .max
-                .cpu
-                .as_deref()
-                .and_then(|text| text.parse::<MilliCpu>().ok());
+            let read = |amount: &CpuAmount| amount.cpu.as_deref()?.parse::<MilliCpu>().ok();
+            let max = read(&item.max);
             let ratio = item.max_limit_request_ratio.cpu.as_deref();
             let ratio = ratio.and_then(Ratio::read);
+            bounds.min = bounds.min.max(read(&item.min));
             bounds.max = least(bounds.max, max);
             bounds.ratio = least(bounds.ratio, ratio);
             ranges.wants_limits |= max.is_some() || ratio.is_some();
@@ -93,6 +97,21 @@ impl LimitRanges {
         ranges
     }
 
+    /// Whether LimitRanger would admit the pod if `values` were its containers' (`PodValidateLimitFunc`). It judges a
+    /// resize too, so a pod of which this is false can't be resized back.
+    #[must_use]
+    pub fn admit(&self, pod: &Pod, values: &[Cpu]) -> bool {
+        let sum = |kind: Kind| {
+            let is_there = values.iter().any(|cpu| kind.of(*cpu).is_some());
+            is_there.then(|| MilliCpu::new(total(pod, kind, values)))
+        };
+        let whole = || Cpu {
+            request: sum(Kind::Request),
+            limit: sum(Kind::Limit),
+        };
+        values.iter().all(|cpu| self.container.admit(*cpu)) && self.pod.admit(whole())
+    }
+
     /// Whether the API server might add defaults to a pod that is resized, as it does to all containers alike.
     #[must_use]
     pub fn might_add_to(&self, pod: &Pod) -> bool {
@@ -101,6 +120,27 @@ impl LimitRanges {
             self.default_limits.add_to(resources.limits.as_ref())
                 || self.default_requests.add_to(resources.requests.as_ref())
         })
+    }
+}
+
+impl Bounds {
+    /// What bounds a value must be there: `minConstraint`, `maxConstraint` and `limitRequestRatioConstraint` of the
+    /// LimitRanger plugin.
+    fn admit(&self, cpu: Cpu) -> bool {
+        let Cpu { request, limit } = cpu;
+        let above = |min| {
+            request.is_some_and(|request| request >= min) && limit.is_none_or(|limit| limit >= min)
+        };
+        let below = |max| {
+            limit.is_some_and(|limit| limit <= max) && request.is_none_or(|request| request <= max)
+        };
+        let near = |ratio: Ratio| match (request, limit) {
+            (Some(request), Some(limit)) if !request.is_zero() && !limit.is_zero() => {
+                ratio.allows(limit.milli(), request.milli())
+            }
+            _ => false,
+        };
+        self.min.is_none_or(above) && self.max.is_none_or(below) && self.ratio.is_none_or(near)
     }
 }
 
@@ -173,6 +213,35 @@ mod tests {
         assert_eq!(ranges.pod.max, Some(MilliCpu::new(8000)));
         assert!(ranges.wants_limits);
         assert_eq!(LimitRanges::new([]), LimitRanges::default());
+    }
+
+    #[test]
+    fn values_are_admitted_as_limit_ranger_admits_them() {
+        let cpu = |request: u64, limit: u64| {
+            let some = |milli| (milli > 0).then(|| MilliCpu::new(milli));
+            Cpu {
+                request: some(request),
+                limit: some(limit),
+            }
+        };
+        let bounds = Bounds {
+            min: Some(MilliCpu::new(100)),
+            ..Bounds::default()
+        };
+        assert!(bounds.admit(cpu(100, 0)) && bounds.admit(cpu(100, 100)));
+        assert!(!bounds.admit(cpu(99, 100)) && !bounds.admit(cpu(0, 100)));
+        let bounds = Bounds {
+            max: Some(MilliCpu::new(100)),
+            ..Bounds::default()
+        };
+        assert!(bounds.admit(cpu(100, 100)) && bounds.admit(cpu(0, 100)));
+        assert!(!bounds.admit(cpu(100, 0)) && !bounds.admit(cpu(100, 101)));
+        let bounds = Bounds {
+            ratio: Some(Ratio(4000)),
+            ..Bounds::default()
+        };
+        assert!(bounds.admit(cpu(100, 400)));
+        assert!(!bounds.admit(cpu(100, 401)) && !bounds.admit(cpu(100, 0)));
     }
 
     proptest! {

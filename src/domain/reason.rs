@@ -28,8 +28,8 @@ pub enum Reason {
     Guaranteed,
     /// A ResourceQuota has no room for the boost.
     Quota,
-    /// A LimitRange, `--max-boosted-cpu` or the largest node leaves nothing to raise; or the pod has so many containers
-    /// that its record could not be read again.
+    /// A LimitRange, `--max-boosted-cpu` or the largest node leaves nothing to raise; or the API server would refuse the
+    /// pod as it is; or it has so many containers that its record could not be read again.
     Clamped,
     /// The namespace has opted out.
     Disabled,
@@ -98,7 +98,7 @@ impl Reason {
                 "a ResourceQuota has no room for the boost; --ignore-quota boosts it all the same, and the API server refuses it"
             }
             Self::Clamped => {
-                "a LimitRange, --max-boosted-cpu or the largest node leaves nothing to raise"
+                "a LimitRange, --max-boosted-cpu or the largest node leaves nothing to raise, or the API server refuses the pod as it is"
             }
             Self::Disabled => {
                 "its namespace has the label autoscaling.x-k8s.io/startup-cpu-boost: disabled"

@@ -36,7 +36,7 @@ const ENDED_TIMESTAMP: &str = "endedTimestamp";
 const ENDED_BY: &str = "endedBy";
 
 /// The two fields in which one kind of value is kept, each a map by container.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Fields {
     original: &'static str,
     boosted: &'static str,
@@ -389,7 +389,8 @@ impl<'a> Values<'a> {
         let original = cpu(self.fields.original, original)?;
         let set = match self.boosted.and_then(|map| map.get(name)) {
             None => unchanged,
-            Some(Value::String(text)) if text.is_empty() => Set::Removed,
+            // Nobody removes a request.
+            Some(Value::String(text)) if text.is_empty() && self.fields == LIMITS => Set::Removed,
             Some(value) => Set::To(cpu(self.fields.boosted, value)?),
         };
         Ok(Some(LoanValue { original, set }))
@@ -403,4 +404,21 @@ fn cpu(field: &'static str, value: &Value) -> Result<MilliCpu, BadEntry> {
         .ok_or_else(|| bad(format!("{value} is no string")))?;
     text.parse()
         .map_err(|error| bad(format!("{text:?} is {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by `no_record_raises_what_counts_as_the_original`.
+    #[test]
+    fn a_request_can_not_have_been_removed() {
+        let text = r#"{"initCPURequests":{"app":"10m"},"boostedCPURequests":{"app":""}}"#;
+        let record = Record::read(text).expect("a record");
+        assert!(record.containers["app"].is_err());
+        let text = r#"{"initCPULimits":{"app":"10m"},"boostedCPULimits":{"app":""}}"#;
+        let record = Record::read(text).expect("a record");
+        let loan = record.containers["app"].as_ref().expect("it is read");
+        assert_eq!(loan.limit.map(|limit| limit.set), Some(Set::Removed));
+    }
 }
