@@ -146,7 +146,10 @@ impl Reporter {
         status.total_container_boosts = number(total);
         let known = status.conditions.iter().any(|it| it.kind == "Stuck");
         if let Some((pods, (reason, text))) = self.tally.troubles(key) {
-            let message = format!("CPU can't be taken back from {pods} pods, for example: {text}");
+            let message = match pods {
+                1 => format!("CPU can't be taken back from a pod: {text}"),
+                _ => format!("CPU can't be taken back from {pods} pods, for example: {text}"),
+            };
             let stuck = ("Stuck", "True", reason, message);
             self.set_condition(&mut status, stored.generation, stuck);
         } else if known {
