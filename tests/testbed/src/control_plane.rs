@@ -348,6 +348,12 @@ impl ControlPlane {
             .context("reading the API server's metrics")
     }
 
+    /// The process ids of etcd and of the API server.
+    #[must_use]
+    pub fn pids(&self) -> [u32; 2] {
+        [self.etcd.pid(), self.api_server().pid()]
+    }
+
     /// Sends the API server a signal: `STOP` makes it hang until `CONT`, `KILL` is a crash.
     ///
     /// # Errors

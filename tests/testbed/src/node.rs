@@ -324,7 +324,7 @@ pub async fn create_node(
         .with_context(what)?;
     let (now, size) = (
         timestamp(),
-        json!({"cpu": cpu, "memory": "256Gi", "pods": "1000"}),
+        json!({"cpu": cpu, "memory": "256Gi", "pods": "50000"}),
     );
     let status = json!({"status": {
         "capacity": size, "allocatable": size,
@@ -418,7 +418,7 @@ impl State {
 
     /// Takes the pod's place on the node, if there is room.
     fn reserve(&mut self, pod: &Pod) -> bool {
-        const ALLOCATABLE: [f64; 3] = [64.0, 256.0 * 1024.0 * 1024.0 * 1024.0, 1000.0];
+        const ALLOCATABLE: [f64; 3] = [64.0, 256.0 * 1024.0 * 1024.0 * 1024.0, 50_000.0];
         let charge = Charge::of(pod);
         let fits = (0..3).all(|i| self.used.0[i] + charge.0[i] <= ALLOCATABLE[i] + 1e-6);
         if fits {
