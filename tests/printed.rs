@@ -117,7 +117,9 @@ async fn printed_again(cluster: &Cluster, page: &str) -> Result<String> {
         };
         let args: Vec<&str> = command.split_whitespace().collect();
         let printed = cluster.plane.kubectl_ok(&args).await?;
-        let printed = printed.lines().skip_while(|line| from.is_some_and(|from| !line.starts_with(from)));
+        let printed = printed
+            .lines()
+            .skip_while(|line| from.is_some_and(|from| !line.starts_with(from)));
         for line in printed.filter(|line| !line.contains("testbed/")) {
             writeln!(new, "{}", line.trim_end())?;
         }

@@ -11,7 +11,7 @@ use super::{
     cpu::Cpu,
     end::EndSettings,
     limit_range::LimitRanges,
-    policy::{ContainerPolicy, Policy, Target},
+    policy::{Policy, Target},
     qos::{QosClass, qos_class},
     quantity::MilliCpu,
     quota::Quota,
@@ -345,7 +345,7 @@ impl Plan<'_> {
             return Err(Reason::RestartContainer);
         }
         let remove_limits = self.bounds.remove_limits && class != QosClass::Guaranteed;
-        let candidates = candidates(policy, from, remove_limits);
+        let candidates = candidates(policy.controlled, policy.target, from, remove_limits);
         if candidates.first().is_none_or(|cpu| *cpu == from) {
             return Err(Reason::NotHigher);
         }
@@ -400,14 +400,17 @@ impl Plan<'_> {
 }
 
 /// What a policy makes of a container's values, best first.
-fn candidates(policy: &ContainerPolicy, from: Cpu, remove_limits: bool) -> Vec<Cpu> {
+fn candidates(
+    controlled: ControlledValues,
+    to: Target,
+    from: Cpu,
+    remove_limits: bool,
+) -> Vec<Cpu> {
     let wanted = Cpu {
-        request: from
-            .request
-            .map(|request| target(policy.target, request, true)),
-        limit: from.limit.map(|limit| target(policy.target, limit, false)),
+        request: from.request.map(|request| target(to, request, true)),
+        limit: from.limit.map(|limit| target(to, limit, false)),
     };
-    match policy.controlled {
+    match controlled {
         ControlledValues::RequestsAndLimits => {
             let limit = wanted
                 .limit
@@ -417,7 +420,9 @@ fn candidates(policy: &ContainerPolicy, from: Cpu, remove_limits: bool) -> Vec<C
                 limit: None,
                 ..wanted
             };
-            if remove_limits && raised != from && from.limit.is_some() {
+            // Without a request nothing of the container's CPU would be left, and no second look could tell that it was ours.
+            let may_remove = remove_limits && from.request.is_some() && from.limit.is_some();
+            if may_remove && raised != from {
                 vec![without_limit, raised]
             } else {
                 vec![raised]
@@ -562,6 +567,17 @@ mod tests {
 
     use super::*;
     use crate::domain::patch;
+
+    /// Found by the fuzz target `patch`. (The API server itself sets such a request before it asks us.)
+    #[test]
+    fn the_limit_of_a_container_without_a_request_is_raised_and_not_removed() {
+        let (controlled, to) = (ControlledValues::default(), Target::Percentage(100));
+        let limit = |milli| Cpu {
+            request: None,
+            limit: Some(MilliCpu::new(milli)),
+        };
+        assert_eq!(candidates(controlled, to, limit(500), true), [limit(1000)]);
+    }
 
     /// Found by the fuzz target `review`: a forged record said that a limit had been removed from a container that has no
     /// `resources` at all, and the patch that put it back did not apply, which refuses the pod.

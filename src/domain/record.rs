@@ -410,6 +410,15 @@ fn cpu(field: &'static str, value: &Value) -> Result<MilliCpu, BadEntry> {
 mod tests {
     use super::*;
 
+    /// Found by the fuzz target `record`: a number in an unknown field changed each time it was written.
+    #[test]
+    fn numbers_in_unknown_fields_are_kept() {
+        let text = r#"{"new":{"count":259200184467440737095516150,"share":0.1}}"#;
+        let once = Record::read(text).expect("a record").text();
+        let twice = Record::read(&once).expect("a record").text();
+        assert_eq!(once, twice);
+    }
+
     /// Found by `no_record_raises_what_counts_as_the_original`.
     #[test]
     fn a_request_can_not_have_been_removed() {
