@@ -1,18 +1,14 @@
-//! `cargo measure`: the figures of `docs/benchmarks.md`, from the release binary on the real control plane.
-//!
-//! It prints Markdown, so that a run can be pasted. Figures are from this machine: compare within a run.
+//! `cargo measure start`: how soon a replica is Ready, and what it needs when it is idle.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 use testbed::{Behaviour, Cluster, Operator};
 use tokio::time::sleep;
+
+use crate::{release_binary, resident};
 
 const NAMESPACES: usize = 200;
 const BOOSTS: usize = 1_000;
@@ -21,17 +17,8 @@ const STARTS: usize = 5;
 const IDLE: Duration = Duration::from_secs(10);
 const READY: Duration = Duration::from_secs(30);
 
-#[tokio::main]
-async fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("start") => start().await,
-        _ => bail!(
-            "cargo measure start: time to Ready with {BOOSTS} boosts, memory, size of the binary"
-        ),
-    }
-}
-
-async fn start() -> Result<()> {
+/// Starts replicas one after another beside 1,000 boosts.
+pub(crate) async fn start() -> Result<()> {
     let binary = release_binary().await?;
     println!("| figure | min | median | max |\n|---|---|---|---|");
     for (matcher, named) in [("ExactName", "exact names"), ("RegexName", "a regex each")] {
@@ -94,21 +81,6 @@ async fn wait_ready(replica: &Operator) -> Result<()> {
     Ok(())
 }
 
-/// KiB.
-fn resident(replica: &Operator) -> Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", replica.process().pid()))
-        .context("reading the replica's memory")?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("no VmRSS")?;
-    line.trim()
-        .trim_end_matches(" kB")
-        .trim()
-        .parse()
-        .context("VmRSS is no number")
-}
-
 async fn fill(cluster: &Cluster, matcher: &str) -> Result<()> {
     let plane = &cluster.plane;
     let objects =
@@ -143,29 +115,4 @@ fn boost(index: usize, matcher: &str) -> Value {
             "durationPolicy": {"podCondition": {"type": "Ready", "status": "True"}},
         },
     })
-}
-
-/// Builds the binary as it is shipped: static.
-async fn release_binary() -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = tokio::process::Command::new(cargo)
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--release",
-            "--bin",
-            "headstart",
-            "--target",
-            &target,
-        ])
-        .current_dir(&root)
-        .stdin(Stdio::null())
-        .status()
-        .await
-        .context("running cargo")?;
-    ensure!(status.success(), "the operator could not be built");
-    Ok(root.join("target").join(target).join("release/headstart"))
 }

@@ -1,0 +1,236 @@
+//! Many pods, made and watched: when each is boosted, Ready, back at its CPU, and finished.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead as _, BufReader},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::api::resource::Quantity};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::PostParams,
+    runtime::{WatchStreamExt as _, watcher},
+};
+use serde_json::{Value, json};
+use testbed::{ControlPlane, eventually};
+use tokio_util::task::AbortOnDropHandle;
+
+pub(crate) const NAMESPACE: &str = "storm";
+/// Of the record and of the claim.
+pub(crate) const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
+/// What the pods ask for: little, so that many fit on the one node. A boost doubles it.
+pub(crate) const ORIGINAL: &str = "1m";
+const ACCOUNT: &str = "system:serviceaccount:headstart-system:headstart";
+/// Pods that are created at a time.
+const CREATE_AT_ONCE: usize = 32;
+
+/// Makes the namespace with boosts until Ready, one for each of these groups of pods.
+pub(crate) async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()> {
+    let mut objects = vec![
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": NAMESPACE}}),
+    ];
+    objects.extend(groups.iter().map(|group| {
+        json!({
+            "apiVersion": "autoscaling.x-k8s.io/v1alpha1",
+            "kind": "StartupCPUBoost",
+            "metadata": {"name": group, "namespace": NAMESPACE},
+            "selector": {"matchLabels": {"group": group}},
+            "spec": {
+                "resourcePolicy": {"containerPolicies": [
+                    {"matchContainers": {"type": "ExactName", "value": "app"}, "percentageIncrease": {"value": 100}},
+                ]},
+                "durationPolicy": {"podCondition": {"type": "Ready", "status": "True"}},
+            },
+        })
+    }));
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+    plane.apply(&list.to_string()).await.map(drop)
+}
+
+/// The pod of that number in a group. Those of the group `unrelated` wait for ever: no boost matches them, and no
+/// scheduler takes them.
+pub(crate) fn pod(group: &str, index: u32) -> Result<Pod> {
+    let resources = json!({"requests": {"cpu": ORIGINAL}, "limits": {"cpu": "5m"}});
+    let mut pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": format!("{group}-{index}"), "labels": {"group": group}},
+        "spec": {"containers": [{"name": "app", "image": "app", "resources": resources}]},
+    });
+    if group == "unrelated" {
+        pod["spec"]["schedulingGates"] = json!([{"name": "example.com/never"}]);
+    }
+    serde_json::from_value(pod).context("making a pod")
+}
+
+/// Creates the pods of a group as fast as the API server takes them.
+pub(crate) async fn create(plane: &ControlPlane, group: &str, pods: u32) -> Result<()> {
+    let api: Api<Pod> = Api::namespaced(plane.admin(), NAMESPACE);
+    let created = (0..pods).map(|index| {
+        let api = api.clone();
+        async move {
+            let pod = pod(group, index)?;
+            api.create(&PostParams::default(), &pod).await?;
+            anyhow::Ok(())
+        }
+    });
+    let created = stream::iter(created).buffer_unordered(CREATE_AT_ONCE);
+    created.try_for_each(|()| async { Ok(()) }).await
+}
+
+/// What is known of a pod.
+#[derive(Clone, Copy, Default)]
+struct Life {
+    boosted: bool,
+    running: bool,
+    ready: Option<Instant>,
+    back: Option<Instant>,
+    finished: bool,
+}
+
+/// All pods that were ever seen boosted, as a watch tells of them.
+pub(crate) struct Lives {
+    lives: Arc<Mutex<HashMap<String, Life>>>,
+    _watch: AbortOnDropHandle<()>,
+}
+
+impl Lives {
+    pub(crate) fn watch(client: Client) -> Self {
+        let lives = Arc::<Mutex<HashMap<String, Life>>>::default();
+        let seen = Arc::clone(&lives);
+        let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+        let events = watcher(pods, watcher::Config::default()).default_backoff();
+        let events = events.applied_objects();
+        let watch = events.for_each(move |pod| {
+            if let Ok(pod) = pod {
+                let mut lives = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                lives.entry(pod.name_any()).or_default().observe(&pod);
+            }
+            std::future::ready(())
+        });
+        Self {
+            lives,
+            _watch: AbortOnDropHandle::new(tokio::spawn(watch)),
+        }
+    }
+
+    fn lives(&self) -> MutexGuard<'_, HashMap<String, Life>> {
+        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets all of them, for the next part of a run.
+    pub(crate) fn forget(&self) {
+        self.lives().clear();
+    }
+
+    fn count(&self, is: impl Fn(&Life) -> bool) -> usize {
+        self.lives().values().filter(|life| is(life)).count()
+    }
+
+    pub(crate) fn boosted(&self) -> usize {
+        self.count(|life| life.boosted)
+    }
+
+    pub(crate) fn finished(&self) -> usize {
+        self.count(|life| life.finished)
+    }
+
+    /// From Ready until the CPU is back.
+    pub(crate) fn lags(&self) -> Vec<Duration> {
+        let lag = |life: &Life| Some(life.back?.saturating_duration_since(life.ready?));
+        self.lives().values().filter_map(lag).collect()
+    }
+
+    /// Waits until that many boosted pods run.
+    pub(crate) async fn until_running(&self, pods: usize, patience: Duration) -> Result<()> {
+        let is = |life: &Life| life.boosted && life.running;
+        self.until("run with a boost", pods, patience, is).await
+    }
+
+    /// Waits until that many have their CPU back.
+    pub(crate) async fn until_back(&self, pods: usize, patience: Duration) -> Result<()> {
+        let is = |life: &Life| life.back.is_some();
+        self.until("are back at their CPU", pods, patience, is)
+            .await
+    }
+
+    /// Waits until that many are finished.
+    pub(crate) async fn until_finished(&self, pods: usize, patience: Duration) -> Result<()> {
+        let is = |life: &Life| life.finished;
+        self.until("are finished", pods, patience, is).await
+    }
+
+    async fn until(
+        &self,
+        what: &str,
+        pods: usize,
+        patience: Duration,
+        is: impl Fn(&Life) -> bool + Copy,
+    ) -> Result<()> {
+        eventually(&format!("{pods} pods {what}"), patience, || async {
+            let count = self.count(is);
+            ensure!(count >= pods, "{count} do");
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Life {
+    fn observe(&mut self, pod: &Pod) {
+        let is_original = request(pod).is_some_and(|cpu| cpu.0 == ORIGINAL);
+        let has_claim = pod.labels().contains_key(KEY);
+        let status = pod.status.as_ref();
+        let mut conditions = status
+            .and_then(|status| status.conditions.as_deref())
+            .into_iter()
+            .flatten();
+        self.boosted |= has_claim;
+        self.running |= status.is_some_and(|status| status.phase.as_deref() == Some("Running"));
+        if conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True") {
+            self.ready.get_or_insert_with(Instant::now);
+        }
+        if self.boosted && is_original {
+            self.back.get_or_insert_with(Instant::now);
+        }
+        self.finished |= self.boosted && is_original && !has_claim;
+    }
+}
+
+fn request(pod: &Pod) -> Option<&Quantity> {
+    let container = pod.spec.as_ref()?.containers.first()?;
+    container.resources.as_ref()?.requests.as_ref()?.get("cpu")
+}
+
+/// How many writes to each pod of a group were ours, by the audit log; what was refused counts too.
+pub(crate) fn writes(plane: &ControlPlane, group: &str, pods: usize) -> Result<f64> {
+    let path = plane.folder().join("audit.jsonl");
+    let file = std::fs::File::open(&path).with_context(|| format!("reading {}", path.display()))?;
+    let mut writes = 0;
+    for line in BufReader::new(file).lines() {
+        let line = line.context("reading the audit log")?;
+        // Most lines are not ours, and need not be read as JSON.
+        if line.contains(ACCOUNT) {
+            let event: Value = serde_json::from_str(&line).context("reading the audit log")?;
+            writes += u32::from(is_write(&event, group));
+        }
+    }
+    let pods = u32::try_from(pods).context("counting pods")?;
+    Ok(f64::from(writes) / f64::from(pods))
+}
+
+fn is_write(event: &Value, group: &str) -> bool {
+    let about = &event["objectRef"];
+    let name = about["name"].as_str().unwrap_or_default();
+    event["user"]["username"] == ACCOUNT
+        && about["resource"] == "pods"
+        && event["verb"] == "patch"
+        && name
+            .rsplit_once('-')
+            .is_some_and(|(begin, _)| begin == group)
+}

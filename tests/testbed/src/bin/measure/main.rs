@@ -1,0 +1,78 @@
+//! `cargo measure`: the figures of `docs/benchmarks.md`, from the release binary on the real control plane.
+//!
+//! It prints Markdown, so that a run can be pasted. Figures are from this machine: compare within a run.
+
+mod due;
+mod effort;
+mod lives;
+mod start;
+mod storm;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use testbed::Operator;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args[..] {
+        ["start"] => start::start().await,
+        ["storm", rate, seconds] => storm::storm(number(rate)?, number(seconds)?).await,
+        ["due", pods] => due::due(number(pods)?).await,
+        _ => bail!(
+            "cargo measure start               time to Ready, memory, size of the binary\n\
+             cargo measure storm RATE SECONDS  pods at a rate: how soon their CPU is taken back\n\
+             cargo measure due PODS            boosts that end at once, under a new leader; memory"
+        ),
+    }
+}
+
+fn number(text: &str) -> Result<u32> {
+    text.parse()
+        .with_context(|| format!("{text:?} is no number"))
+}
+
+/// KiB.
+pub(crate) fn resident(replica: &Operator) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", replica.process().pid()))
+        .context("reading the replica's memory")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("no VmRSS")?;
+    line.trim()
+        .trim_end_matches(" kB")
+        .trim()
+        .parse()
+        .context("VmRSS is no number")
+}
+
+/// Builds the binary as it is shipped: static.
+pub(crate) async fn release_binary() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = tokio::process::Command::new(cargo)
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "--release",
+            "--bin",
+            "headstart",
+            "--target",
+            &target,
+        ])
+        .current_dir(&root)
+        .stdin(Stdio::null())
+        .status()
+        .await
+        .context("running cargo")?;
+    ensure!(status.success(), "the operator could not be built");
+    Ok(root.join("target").join(target).join("release/headstart"))
+}
