@@ -409,6 +409,8 @@ pub struct Life {
     pub flags: BTreeMap<String, String>,
     /// When it was boosted; 09:59:58 unless said.
     pub boosted: Option<String>,
+    /// The containers as the template of its owner, a ReplicaSet, has them; unless said it has no owner.
+    pub template: Option<String>,
     /// That many pods live it, each scheduled a second after another, in no order of their names.
     pub pods: Option<u32>,
     /// That many of them are written to at once, at most.
@@ -449,6 +451,8 @@ pub struct Look {
     pub new_boost: Option<NamedBoost>,
     /// The writes of another leader.
     pub meanwhile: Many<String>,
+    /// The entries of a LimitRange that is made; none: it is deleted.
+    pub limit_ranges: Option<Vec<Value>>,
 
     /// The right decisions, one after another; the writes among them succeed.
     pub then: Many<String>,
@@ -468,12 +472,36 @@ pub struct Look {
     pub due: Option<String>,
     /// The bodies of the writes, to the byte.
     pub bodies: Vec<String>,
+    /// The resize that is tried with `dryRun=All`, and written no further.
+    pub tries: Option<String>,
     /// Whether nobody hears of it: no Event.
     pub silent: bool,
-    /// The containers counted as boosted afterwards.
+    /// All Events about the pod until then, by reason; what stands after a colon is in the message.
+    pub events: Option<Vec<String>>,
+    /// The reason for which `b` has the condition `Stuck`; `none` where it has not.
+    pub stuck: Option<String>,
+    /// The containers of `b` counted as boosted afterwards, in its status and in the metrics.
     pub active: Option<u32>,
+    /// All that it has ever boosted, as counted there.
+    pub total: Option<u32>,
+    /// Lines of the leader's metrics.
+    pub metrics: Vec<String>,
+    /// What is in no line of them.
+    pub no_metrics: Option<String>,
     /// The right answer to a pod like this one that is created now: the values or `untouched`.
     pub admits: Option<String>,
+}
+
+impl Look {
+    /// Whether it says what people and other programs are told.
+    pub const fn tells(&self) -> bool {
+        self.events.is_some()
+            || self.stuck.is_some()
+            || self.active.is_some()
+            || self.total.is_some()
+            || self.no_metrics.is_some()
+            || !self.metrics.is_empty()
+    }
 }
 
 /// How a write that fails is tried again and again.

@@ -18,6 +18,7 @@ mod notation;
 mod pure;
 mod report;
 mod scripted;
+mod told;
 mod world;
 
 use std::{path::Path, process::ExitCode};

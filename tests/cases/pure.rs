@@ -22,6 +22,7 @@ use headstart::{
         record::{LoanValue, Record},
         revert::{self, Decision, Leave, Pending},
         snapshot::{BoostIndex, Snapshot},
+        witness,
     },
 };
 use json_patch::Patch;
@@ -488,6 +489,7 @@ fn check_stored(cases: &Cases, stored: &Stored) -> anyhow::Result<()> {
 fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
     let mut world = World::begin(cases, id, life)?;
     let settings = end_settings(&life.flags)?;
+    let template = life.template.as_deref();
     let mut failure = None;
     for look in &life.looks {
         world.change(look)?;
@@ -503,7 +505,7 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
                 );
                 continue;
             }
-            let decision = decide(&world, settings)?;
+            let decision = decide(&world, settings, template)?;
             let context = || format!("at {}: {decision:?}, expected: {text}", rfc3339(world.now));
             let matched = alternatives
                 .iter()
@@ -536,7 +538,7 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
     }
     if is_ended(&world.pod) {
         // Nothing is ever written again.
-        let decision = decide(&world, settings)?;
+        let decision = decide(&world, settings, template)?;
         ensure!(
             matches!(decision, Decision::Leave(_)),
             "after the end: {decision:?}"
@@ -579,11 +581,23 @@ fn is_ended(pod: &Value) -> bool {
     !has_claim && state == Some(true)
 }
 
-fn decide(world: &World, settings: EndSettings) -> anyhow::Result<Decision> {
+/// Decides, where the record can't be read by what the owner's template says.
+fn decide(
+    world: &World,
+    settings: EndSettings,
+    template: Option<&str>,
+) -> anyhow::Result<Decision> {
     let pod: Pod = serde_json::from_value(world.pod.clone())?;
     let index = index(world.boosts.iter())?;
     let policy = index.of_pod(&pod).map(Arc::as_ref);
-    Ok(revert::decide(&pod, policy, settings, world.now))
+    let decision = revert::decide(&pod, policy, settings, world.now);
+    let (Decision::Leave(Leave::Unreadable(_)), Some(template)) = (&decision, template) else {
+        return Ok(decision);
+    };
+    let template: Pod = serde_json::from_value(notation::pod(template)?)?;
+    let repaired = witness::repair(&pod, &template.spec, policy, settings, world.now);
+    let repaired = repaired.context("it can't be repaired")?;
+    Ok(revert::decide(&repaired, policy, settings, world.now))
 }
 
 /// Whether a decision is the expected one; bodies apart.

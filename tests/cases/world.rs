@@ -198,14 +198,19 @@ pub fn nodes(admit: &Admit) -> Vec<Value> {
 
 /// The namespace's LimitRanges.
 pub fn limit_ranges(admit: &Admit) -> Vec<Value> {
-    let range = json!({
-        "apiVersion": "v1",
-        "kind": "LimitRange",
-        "metadata": {"name": "bounds", "namespace": "ns"},
-        "spec": {"limits": admit.limit_ranges},
-    });
+    let range = limit_range("bounds", &admit.limit_ranges);
     let some = !admit.limit_ranges.is_empty();
     some.then_some(range).into_iter().collect()
+}
+
+/// A LimitRange with these entries.
+pub fn limit_range(name: &str, entries: &[Value]) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": name, "namespace": "ns"},
+        "spec": {"limits": entries},
+    })
 }
 
 /// The namespace's ResourceQuotas.
@@ -403,6 +408,8 @@ pub struct World {
     pub now: DateTime<Utc>,
     /// The boosts as they were at first.
     first: Vec<Boost>,
+    /// The record that can be made again from what the owner's template says.
+    repairable: Option<Value>,
     /// The boost that a write of ours would be about.
     policies: String,
     versions: u32,
@@ -441,8 +448,13 @@ impl World {
                 "creationTimestamp": rfc3339(at),
             }}),
         );
+        let repairable = match &life.template {
+            None => None,
+            Some(template) => Some(repaired(&pod, template)?),
+        };
         let mut world = Self {
             pod,
+            repairable,
             first: boosts.clone(),
             boosts,
             now: at,
@@ -661,8 +673,11 @@ impl World {
 
     /// The body of the finish: the record ended by this, all else in it as it was.
     pub fn finish_body(&self, by: &str) -> anyhow::Result<Value> {
-        let text = record_text(&self.pod).context("there is no record to finish")?;
-        let mut record: Value = serde_json::from_str(text)?;
+        let text = record_text(&self.pod).unwrap_or_default();
+        let read = serde_json::from_str(text).ok();
+        let mut record: Value = read
+            .or_else(|| self.repairable.clone())
+            .context("there is no record to finish")?;
         record["state"] = json!("Reverted");
         record["endedTimestamp"] = json!(rfc3339(self.now));
         record["endedBy"] = json!(by);
@@ -712,6 +727,58 @@ impl World {
             merge(&mut self.pod, &allocated);
         }
     }
+}
+
+/// A ReplicaSet whose template has these containers.
+pub fn owner(template: &str) -> anyhow::Result<Value> {
+    let labels = json!({"app": "a"});
+    let mut template = notation::pod(template)?;
+    template["metadata"] = json!({"labels": labels});
+    Ok(json!({
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "owner", "namespace": "ns"},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": template["metadata"], "spec": template["spec"]},
+        },
+    }))
+}
+
+/// What makes a pod the ReplicaSet's.
+pub fn owned_by(owner: &Value) -> Value {
+    json!({"metadata": {"ownerReferences": [{
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": true,
+    }]}})
+}
+
+/// The record that a boosted pod must get again, where it is lost: as it was, except for what was set, which nothing but
+/// the record can tell. The template says the originals, the boost all else, and the pod was boosted when it was created.
+fn repaired(pod: &Value, template: &str) -> anyhow::Result<Value> {
+    let mut record: Value = serde_json::from_str(record_text(pod).context("there is no record")?)?;
+    merge(
+        &mut record,
+        &json!({"boostedCPURequests": null, "boostedCPULimits": null}),
+    );
+    for container in notation::containers(template)? {
+        let originals = [
+            ("initCPURequests", &container.request),
+            ("initCPULimits", &container.limit),
+        ];
+        for (map, original) in originals {
+            let recorded = record.get(map).and_then(|map| map.get(&container.name));
+            ensure!(
+                recorded.and_then(Value::as_str) == original.as_deref(),
+                "the template's {} has other values than the pod was created with",
+                container.name
+            );
+        }
+    }
+    Ok(record)
 }
 
 /// The annotation with the record.

@@ -22,8 +22,9 @@ use headstart::{
     domain::{end::EndSettings, snapshot::Snapshot},
     metrics::Metrics,
     snapshots::Snapshots,
+    status::Reporter,
     surroundings,
-    sweeper::{Events, Sweeper, Writer},
+    sweeper::{Events, Sweeper, Tally, Writer},
 };
 use serde_json::{Value, json};
 use testbed::memory::{self, Fault, Kubelet, MemoryServer, Recorded, Resize};
@@ -36,8 +37,8 @@ use tokio_util::sync::CancellationToken;
 use super::review;
 use crate::{
     data::{Admit, Cases, Id, Life, Look, Retries},
-    notation::{Then, rfc3339, seconds, time},
-    pure,
+    notation::{Then, merge, rfc3339, seconds, time},
+    pure, told,
     world::{self, KEY, World, record_text},
 };
 
@@ -51,6 +52,8 @@ const AT_ONCE: Duration = Duration::from_millis(200);
 const PROMPT: Duration = Duration::from_secs(1);
 /// What watches need to tell of a change.
 const SETTLED: Duration = Duration::from_millis(50);
+/// What a boost's status needs to tell of a change: it is written every 2 s at most.
+const REPORTED: Duration = Duration::from_secs(5);
 /// How long nothing may be written after the end.
 const QUIET: Duration = Duration::from_secs(2 * 3600);
 /// The longest pause of a slow retry, jitter included.
@@ -121,6 +124,15 @@ impl Leader {
         ));
         let kept = Arc::clone(&events);
         caches.spawn(async move { kept.keep().await });
+        let tally = Arc::<Tally>::default();
+        let wall = server.clock();
+        let reporter = Reporter {
+            client: server.client("leader"),
+            boosts: Arc::clone(&boosts),
+            tally: Arc::clone(&tally),
+            clock: Clock::new(move || wall.now()),
+            metrics: Arc::clone(&metrics),
+        };
         let sweeper = Sweeper {
             writer: Writer::new(server.client("leader")),
             claims: Arc::clone(&claims),
@@ -128,16 +140,20 @@ impl Leader {
             snapshots: Arc::clone(&snapshots),
             settings,
             clock: Clock::new(move || clock.now()),
-            tally: Arc::default(),
+            tally,
             events,
             metrics: metrics.revert.clone(),
+        };
+        let term = CancellationToken::new();
+        let work = async move {
+            tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
         };
         Self {
             claims,
             boosts,
             metrics,
             snapshots,
-            term: tokio::spawn(sweeper.lead(CancellationToken::new())),
+            term: tokio::spawn(work),
             _caches: caches,
         }
     }
@@ -187,6 +203,10 @@ impl<'a> Stage<'a> {
             ..Look::default()
         };
         world.change(&unscheduled)?;
+        if let Some(template) = &life.template {
+            let owner = server.create(world::owner(template)?);
+            merge(&mut world.pod, &world::owned_by(&owner));
+        }
         let mut stage = Self {
             cases,
             admit: world::admitted(cases, id, life)?,
@@ -257,8 +277,13 @@ impl<'a> Stage<'a> {
             self.check_admission(right)?;
         }
         self.wait_for(look, next).await?;
+        if next.is_none() && look.tells() {
+            sleep(REPORTED).await;
+        }
         self.compare(look, began)?;
-        self.check_leader(look)
+        self.check_tries(look, began)?;
+        self.check_leader(look)?;
+        self.check_told(look)
     }
 
     /// Waits until what a look's end shows can be seen.
@@ -383,6 +408,12 @@ impl<'a> Stage<'a> {
             }
             _ => {}
         }
+        if let Some(entries) = &look.limit_ranges {
+            self.server.delete("limitranges", "ns", "later");
+            if !entries.is_empty() {
+                self.server.create(world::limit_range("later", entries));
+            }
+        }
         if self.undefined.is_none() {
             self.put_boosts();
         }
@@ -440,7 +471,7 @@ impl<'a> Stage<'a> {
             let loud = self.server.writes();
             let loud: Vec<_> = loud
                 .iter()
-                .filter(|write| write.at >= began && !is_pod_write(write))
+                .filter(|write| write.at >= began && write.path.ends_with("/events"))
                 .collect();
             ensure!(loud.is_empty(), "somebody hears of it: {loud:?}");
         }
@@ -558,6 +589,45 @@ impl<'a> Stage<'a> {
             "it is not forgotten"
         );
         Ok(())
+    }
+
+    /// The resize that is tried before it is written, and not written.
+    fn check_tries(&self, look: &Look, began: Duration) -> anyhow::Result<()> {
+        let Some(right) = &look.tries else {
+            return Ok(());
+        };
+        let [Then::Resize(containers)] = &Then::read(right)?[..] else {
+            bail!("{right:?} is no resize");
+        };
+        let mut tries = self.server.requests();
+        tries.retain(|request| {
+            request.at >= began && request.is_dry_run() && request.path.ends_with("/resize")
+        });
+        let mut world = self.world.clone();
+        for tried in &tries {
+            let got = tried.body.as_ref().context("it has no body")?;
+            let version = &got["metadata"]["resourceVersion"];
+            let identity = json!({"metadata": {"uid": self.uid, "resourceVersion": version}});
+            merge(&mut world.pod, &identity);
+            pure::same_body(got, &world.resize_body(containers)).context("the dry run")?;
+        }
+        let tries: Vec<Duration> = tries.iter().map(|tried| tried.at).collect();
+        check_pauses(look.retries.unwrap_or(Retries::Slow), &tries)
+    }
+
+    /// What people and other programs are told.
+    fn check_told(&self, look: &Look) -> anyhow::Result<()> {
+        if let Some(right) = &look.events {
+            let uid = self.uid.as_str().unwrap_or_default();
+            told::same_events(&self.server.list("events"), uid, right)?;
+        }
+        if let Some(b) = self.server.get("startupcpuboosts", "ns", "b") {
+            told::same_status(&b, look)?;
+        }
+        match &self.leader {
+            Some(leader) => told::same_metrics(&leader.metrics.text(), "ns", look),
+            None => Ok(()),
+        }
     }
 
     /// What a pod like this one gets that is created now.
