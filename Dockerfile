@@ -15,7 +15,8 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY .cargo .cargo
 COPY src src
-# Workspace members must be there for --locked to agree; nothing of them is built.
+# What the manifest names must be there, and the workspace's members for --locked to agree; nothing of them is built.
+COPY benches benches
 COPY tests tests
 RUN --mount=type=cache,id=headstart-registry,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,id=headstart-target-$TARGETARCH,target=/src/target,sharing=locked \

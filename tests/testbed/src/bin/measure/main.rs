@@ -2,6 +2,7 @@
 //!
 //! It prints Markdown, so that a run can be pasted. Figures are from this machine: compare within a run.
 
+mod admission;
 mod due;
 mod effort;
 mod lives;
@@ -21,11 +22,13 @@ async fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
+        ["admission"] => admission::admission().await,
         ["start"] => start::start().await,
         ["storm", rate, seconds] => storm::storm(number(rate)?, number(seconds)?).await,
         ["due", pods] => due::due(number(pods)?).await,
         _ => bail!(
-            "cargo measure start               time to Ready, memory, size of the binary\n\
+            "cargo measure admission           reviews a second, beside a server that answers without looking\n\
+             cargo measure start               time to Ready, memory, size of the binary\n\
              cargo measure storm RATE SECONDS  pods at a rate: how soon their CPU is taken back\n\
              cargo measure due PODS            boosts that end at once, under a new leader; memory"
         ),
@@ -54,25 +57,23 @@ pub(crate) fn resident(replica: &Operator) -> Result<f64> {
 
 /// Builds the binary as it is shipped: static.
 pub(crate) async fn release_binary() -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    let target_folder = build(&["--release", "--bin", "headstart", "--target", &target]).await?;
+    Ok(target_folder.join(target).join("release/headstart"))
+}
+
+/// Builds, and says in which folder all targets are.
+pub(crate) async fn build(args: &[&str]) -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = tokio::process::Command::new(cargo)
-        .args([
-            "build",
-            "--quiet",
-            "--locked",
-            "--release",
-            "--bin",
-            "headstart",
-            "--target",
-            &target,
-        ])
+        .args(["build", "--quiet", "--locked"])
+        .args(args)
         .current_dir(&root)
         .stdin(Stdio::null())
         .status()
         .await
         .context("running cargo")?;
-    ensure!(status.success(), "the operator could not be built");
-    Ok(root.join("target").join(target).join("release/headstart"))
+    ensure!(status.success(), "cargo build {} failed", args.join(" "));
+    Ok(root.join("target"))
 }

@@ -81,7 +81,8 @@ async fn wait_ready(replica: &Operator) -> Result<()> {
     Ok(())
 }
 
-async fn fill(cluster: &Cluster, matcher: &str) -> Result<()> {
+/// Makes 1,000 boosts in 200 namespaces; the one of number N, in `team-(N mod 200)`, is for the pods with `app: app-N`.
+pub(crate) async fn fill(cluster: &Cluster, matcher: &str) -> Result<()> {
     let plane = &cluster.plane;
     let objects =
         |items: Vec<Value>| json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
@@ -102,6 +103,10 @@ async fn fill(cluster: &Cluster, matcher: &str) -> Result<()> {
 }
 
 fn boost(index: usize, matcher: &str) -> Value {
+    let name = match matcher {
+        "RegexName" => format!("^app-{index}$"),
+        _ => format!("app-{index}"),
+    };
     json!({
         "apiVersion": "autoscaling.x-k8s.io/v1alpha1",
         "kind": "StartupCPUBoost",
@@ -109,7 +114,7 @@ fn boost(index: usize, matcher: &str) -> Value {
         "selector": {"matchLabels": {"app": format!("app-{index}")}},
         "spec": {
             "resourcePolicy": {"containerPolicies": [
-                {"matchContainers": {"type": matcher, "value": format!("^app-{index}$")}, "percentageIncrease": {"value": 100}},
+                {"matchContainers": {"type": matcher, "value": name}, "percentageIncrease": {"value": 100}},
                 {"matchContainers": {"type": "ExactName", "value": "proxy"}, "fixedResources": {"requests": "1", "limits": "2"}},
             ]},
             "durationPolicy": {"podCondition": {"type": "Ready", "status": "True"}},
