@@ -34,6 +34,20 @@ pub(crate) struct Trace {
     pub(crate) steps: Vec<String>,
 }
 
+impl Report {
+    /// Of two searches that have no state in common.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            trace: self.trace.or(other.trace),
+            states: self.states + other.states,
+            steps: self.steps + other.steps,
+            depth: self.depth.max(other.depth),
+            pods: self.pods + other.pods,
+            took: self.took.max(other.took),
+        }
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -74,7 +88,7 @@ struct Node {
 }
 
 /// Searches until nothing is new, or a violation is found.
-pub(crate) fn search(model: Model, actions: u8, scenes: fn(&Scene) -> bool) -> Report {
+pub(crate) fn search(model: Model, actions: u8, scenes: impl Fn(&Scene) -> bool) -> Report {
     let began = Instant::now();
     let mut search = Search {
         model,

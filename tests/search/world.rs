@@ -133,7 +133,7 @@ impl Model {
     }
 
     /// Where a search begins.
-    pub(crate) fn begin(&mut self, actions: u8, wanted: fn(&Scene) -> bool) -> Vec<World> {
+    pub(crate) fn begin(&mut self, actions: u8, wanted: impl Fn(&Scene) -> bool) -> Vec<World> {
         let scenes = (0..).zip(SCENES).filter(|(_, scene)| wanted(scene));
         scenes
             .map(|(number, scene)| World {
