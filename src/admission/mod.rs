@@ -54,33 +54,33 @@ impl Admitter {
 
     /// The answer, and what to count: nothing for a dry run and for what is no new pod.
     fn decide(&self, body: &[u8]) -> Result<(Option<Outcome>, Vec<u8>), BadReview> {
-        let request = review::read(body)?;
-        let Some(pod) = request.new_pod()? else {
-            return Ok((None, review::unchanged(&request.uid)));
+        let asked = review::read(body)?;
+        let Some(pod) = asked.new_pod else {
+            return Ok((None, review::unchanged(&asked.uid)));
         };
-        let counted = |outcome| Some(outcome).filter(|_| !request.is_dry_run());
+        let counted = |outcome| Some(outcome).filter(|_| !asked.is_dry_run);
         let Some(snapshot) = self.snapshot.load_full() else {
             let reason = crate::domain::reason::Reason::Unsynced;
             return Ok((
                 counted(Outcome::Skipped(reason)),
-                review::skipped(&request.uid, None, reason),
+                review::skipped(&asked.uid, None, reason),
             ));
         };
         let admission = admit(
             &snapshot,
             self.settings,
-            &request.namespace,
+            &asked.namespace,
             &pod,
             self.clock.now(),
         );
         let span = tracing::debug_span!(
             "review",
-            uid = %request.uid,
-            namespace = %request.namespace,
+            uid = %asked.uid,
+            namespace = %asked.namespace,
             pod = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref()).unwrap_or_default(),
         );
         span.in_scope(|| log(&admission));
-        if !request.is_dry_run() {
+        if !asked.is_dry_run {
             let clamps = admission.containers.iter();
             clamps
                 .filter_map(|decision| decision.clamped)
@@ -89,7 +89,7 @@ impl Admitter {
         let patch = patch::admission(&pod, &admission);
         Ok((
             counted(admission.outcome),
-            review::patched(&request.uid, &admission, &patch),
+            review::patched(&asked.uid, &admission, &patch),
         ))
     }
 }

@@ -28,6 +28,9 @@ const MAX_DEPTH: usize = 1_000;
 /// Why a body is no review that can be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum BadReview {
+    /// Not UTF-8.
+    #[error("the body is no text: {0}")]
+    NotText(std::str::Utf8Error),
     /// Not JSON, or not of the shape.
     #[error("the body is no AdmissionReview: {0}")]
     Unreadable(serde_json::Error),
@@ -50,62 +53,68 @@ pub enum BadReview {
     TooDeep,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Review<'a> {
-    #[serde(default)]
-    api_version: String,
-    #[serde(default)]
-    kind: String,
-    #[serde(borrow)]
-    request: Option<Request<'a>>,
+/// What is asked.
+pub(super) struct Asked<'a> {
+    /// To be echoed.
+    pub(super) uid: Cow<'a, str>,
+    /// Where the pod will be; its own metadata may not say it yet.
+    pub(super) namespace: Cow<'a, str>,
+    /// Whether nothing may be counted.
+    pub(super) is_dry_run: bool,
+    /// The pod, where the review is about the creation of one.
+    pub(super) new_pod: Option<Pod>,
 }
 
-/// `request` of a review.
+/// A review of an object that is read as `O`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Request<'a> {
-    /// To be echoed.
-    #[serde(default)]
-    pub(super) uid: String,
-    /// Where the pod will be; its own metadata may not say it yet.
-    #[serde(default)]
-    pub(super) namespace: String,
-    #[serde(default)]
-    operation: String,
-    #[serde(default)]
-    resource: Resource,
+struct Review<'a, O> {
+    #[serde(borrow, default)]
+    api_version: Cow<'a, str>,
+    #[serde(borrow, default)]
+    kind: Cow<'a, str>,
+    #[serde(borrow, bound(deserialize = "O: Deserialize<'de>"))]
+    request: Option<Request<'a, O>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request<'a, O> {
+    #[serde(borrow, default)]
+    uid: Cow<'a, str>,
+    #[serde(borrow, default)]
+    namespace: Cow<'a, str>,
+    #[serde(borrow, default)]
+    operation: Cow<'a, str>,
+    #[serde(borrow, default)]
+    resource: Resource<'a>,
     #[serde(default)]
     sub_resource: Option<String>,
     #[serde(default)]
     dry_run: Option<bool>,
-    #[serde(borrow)]
-    object: Option<&'a RawValue>,
+    object: Option<O>,
 }
 
 #[derive(Default, Deserialize)]
-struct Resource {
-    #[serde(default)]
-    group: String,
-    #[serde(default)]
-    resource: String,
+struct Resource<'a> {
+    #[serde(borrow, default)]
+    group: Cow<'a, str>,
+    #[serde(borrow, default)]
+    resource: Cow<'a, str>,
 }
 
 /// Reads a body.
-pub(super) fn read(body: &[u8]) -> Result<Request<'_>, BadReview> {
+///
+/// Nearly all reviews are about pods and are read in one pass. Where that fails, a second one finds out whether it matters.
+pub(super) fn read(body: &[u8]) -> Result<Asked<'_>, BadReview> {
+    let text = str::from_utf8(body).map_err(BadReview::NotText)?;
     check_depth(body)?;
-    let review: Review<'_> = serde_json::from_slice(body).map_err(BadReview::Unreadable)?;
-    if review.api_version != API_VERSION || review.kind != KIND {
-        return Err(BadReview::Kind {
-            version: review.api_version,
-            kind: review.kind,
-        });
+    if let Ok(review) = serde_json::from_str::<Review<'_, Pod>>(text) {
+        return review.asked(Ok);
     }
-    let request = review.request.ok_or(BadReview::Missing("request"))?;
-    if request.uid.is_empty() {
-        return Err(BadReview::Missing("request.uid"));
-    }
-    Ok(request)
+    let review: Review<'_, &RawValue> =
+        serde_json::from_str(text).map_err(BadReview::Unreadable)?;
+    review.asked(|object| serde_json::from_str(object.get()).map_err(BadReview::Pod))
 }
 
 /// Refuses what is nested too deep. Nearly all bodies have fewer brackets than the limit, which is quick to see.
@@ -133,23 +142,39 @@ fn check_depth(body: &[u8]) -> Result<(), BadReview> {
     Ok(())
 }
 
-impl Request<'_> {
-    /// The pod, where the review is about the creation of one.
-    pub(super) fn new_pod(&self) -> Result<Option<Pod>, BadReview> {
-        let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
-        let whole = self.sub_resource.as_deref().unwrap_or_default().is_empty();
-        if self.operation != "CREATE" || !is_pod || !whole {
-            return Ok(None);
+impl<'a, O> Review<'a, O> {
+    /// What it asks; the object is read as a pod where it is to be one.
+    fn asked(self, pod: impl FnOnce(O) -> Result<Pod, BadReview>) -> Result<Asked<'a>, BadReview> {
+        if self.api_version != API_VERSION || self.kind != KIND {
+            return Err(BadReview::Kind {
+                version: self.api_version.into_owned(),
+                kind: self.kind.into_owned(),
+            });
         }
-        let object = self.object.ok_or(BadReview::Missing("request.object"))?;
-        serde_json::from_str(object.get())
-            .map(Some)
-            .map_err(BadReview::Pod)
+        let request = self.request.ok_or(BadReview::Missing("request"))?;
+        if request.uid.is_empty() {
+            return Err(BadReview::Missing("request.uid"));
+        }
+        let new_pod = if request.is_about_new_pod() {
+            let object = request.object.ok_or(BadReview::Missing("request.object"))?;
+            Some(pod(object)?)
+        } else {
+            None
+        };
+        Ok(Asked {
+            uid: request.uid,
+            namespace: request.namespace,
+            is_dry_run: request.dry_run == Some(true),
+            new_pod,
+        })
     }
+}
 
-    /// Whether nothing may be counted.
-    pub(super) fn is_dry_run(&self) -> bool {
-        self.dry_run == Some(true)
+impl<O> Request<'_, O> {
+    fn is_about_new_pod(&self) -> bool {
+        let is_pod = self.resource.group.is_empty() && self.resource.resource == "pods";
+        let is_whole = self.sub_resource.as_deref().unwrap_or_default().is_empty();
+        self.operation == "CREATE" && is_pod && is_whole
     }
 }
 
