@@ -285,6 +285,20 @@ pub fn unschedulable(pod: &Pod, settings: EndSettings) -> Option<Due> {
     })
 }
 
+/// Whether a boosted pod waited for a node so long that its boost was due by [`unschedulable`]. The pod says so no longer
+/// once it has a node.
+#[must_use]
+pub fn was_unschedulable(pod: &Pod, boosted: Option<DateTime<Utc>>, settings: EndSettings) -> bool {
+    let scheduled = pod
+        .condition("PodScheduled")
+        .filter(|condition| condition.status == "True")
+        .and_then(|condition| condition.last_transition_time);
+    let waited = scheduled
+        .zip(boosted)
+        .map(|(scheduled, boosted)| scheduled - boosted);
+    waited.is_some_and(|waited| waited >= seconds_delta(settings.unschedulable_seconds))
+}
+
 /// Seconds from 0 to 30 days; anything else reads as absent.
 fn seconds(value: &Value) -> Option<u64> {
     value.as_u64().filter(|seconds| *seconds <= MONTH_SECONDS)

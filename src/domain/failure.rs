@@ -35,6 +35,9 @@ const QUICK_TRIES: u32 = 5;
 /// Pause where a 429 names none.
 const THROTTLED: Duration = Duration::from_secs(1);
 
+/// What `policy-lower-only.yaml` says of a resize to which LimitRanger has added defaults.
+const POLICY: &str = "Headstart must not touch other resources";
+
 impl Failure {
     /// Reads the API server's answer.
     #[must_use]
@@ -42,6 +45,8 @@ impl Failure {
         let text = || message.to_owned();
         match code {
             409 => Self::Conflict,
+            // Our own policy notices them before anything is written.
+            403 if message.contains(POLICY) => Self::LimitRangeDefaults(text()),
             404 | 410 => Self::Gone,
             422 if message.contains("metadata.uid") => Self::Gone,
             429 => Self::Throttled(retry_after.unwrap_or(THROTTLED)),

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use serde_json::{Map, Value};
 
 use super::{
@@ -18,6 +18,9 @@ use super::{
 /// Largest annotation value that is read, in bytes.
 pub const MAX_BYTES: usize = 8 << 10;
 
+/// How long after its record a raise may come.
+const RAISE_BEGINS: TimeDelta = TimeDelta::seconds(30);
+
 const STATE: &str = "state";
 const TIMESTAMP: &str = "timestamp";
 const REQUESTS: Fields = Fields {
@@ -29,6 +32,7 @@ const LIMITS: Fields = Fields {
     boosted: "boostedCPULimits",
 };
 const CLAMPED: &str = "clamped";
+const CAUSE: &str = "cause";
 const BOOST: &str = "boost";
 const BOOST_KIND: &str = "boostKind";
 const END: &str = "end";
@@ -243,7 +247,7 @@ impl Record {
     /// The annotation's value.
     #[must_use]
     pub fn text(&self) -> String {
-        Value::Object(self.fields.clone()).to_string()
+        serde_json::to_string(&self.fields).expect("a map with text for keys can be written")
     }
 
     /// The record with these containers' entries in place of what it says of them. All else stays as it was.
@@ -268,6 +272,14 @@ impl Record {
         let mut record = self.clone();
         record.fields.insert(ENDED_BY.into(), by.as_str().into());
         record
+    }
+
+    /// Until when a boost of a running pod (its `cause` is `Restart` or `Late`) may still be about to raise: the record is
+    /// written before the resize.
+    #[must_use]
+    pub fn raise_begins_until(&self) -> Option<DateTime<Utc>> {
+        let cause = self.fields.get(CAUSE)?.as_str()?;
+        matches!(cause, "Restart" | "Late").then_some(self.timestamp? + RAISE_BEGINS)
     }
 
     /// What was announced, if anything was.

@@ -9,6 +9,7 @@ use super::{
     cpu::Cpu,
     end::{self, Due, EndSettings, EndedBy},
     policy::Policy,
+    qos::qos_class,
     quantity::MilliCpu,
     record::{Loan, LoanValue, Record, Set, State},
 };
@@ -197,6 +198,9 @@ fn decide_active(
     if let Some(pending) = pending(pod, record) {
         return Decision::Watch(pending);
     }
+    if let Some(until) = record.raise_begins_until().filter(|until| now < *until) {
+        return Decision::Wait(Some(until));
+    }
     let all_done = || {
         record
             .containers
@@ -206,6 +210,8 @@ fn decide_active(
     let by = match is_due {
         Some(due) => due.by,
         None if all_done() => EndedBy::Condition,
+        // The smaller pod was scheduled at once, and its rule begins only now.
+        None if end::was_unschedulable(pod, record.timestamp, settings) => EndedBy::Unschedulable,
         None => record.announced().unwrap_or(EndedBy::Superseded),
     };
     finish(record, by, is_due.map(|due| due.at), now)
@@ -276,8 +282,42 @@ impl Loans {
                 }
             }
         }
+        loans.keep_class(pod);
         loans
     }
+
+    /// A limit that stops at a request which somebody has raised must not make the pod Guaranteed: the API server would
+    /// refuse that resize for ever (`ValidatePodResize`). It then stops 1m above.
+    fn keep_class(&mut self, pod: &Pod) {
+        let containers: Vec<_> = pod.all_containers().collect();
+        let now = |index: usize| Cpu::of(containers[index]);
+        let then = |index: usize| {
+            let mut reverts = self.outstanding.iter();
+            let revert = reverts.find(|revert| revert.name == containers[index].name);
+            let to = revert.map_or(Cpu::default(), |revert| revert.to);
+            Cpu {
+                request: to.request.or(now(index).request),
+                limit: to.limit.or(now(index).limit),
+            }
+        };
+        if qos_class(pod, now) == qos_class(pod, then) {
+            return;
+        }
+        for revert in &mut self.outstanding {
+            let now = pod.container(&revert.name).map(Cpu::of).unwrap_or_default();
+            let stops_at = revert.to.request.is_none() && revert.to.limit == now.request;
+            if stops_at {
+                let above = revert.to.limit.map(one_more);
+                revert.to.limit = above.filter(|to| now.limit.is_none_or(|limit| *to < limit));
+            }
+        }
+        self.outstanding
+            .retain(|revert| revert.to != Cpu::default());
+    }
+}
+
+fn one_more(cpu: MilliCpu) -> MilliCpu {
+    MilliCpu::new(cpu.milli().saturating_add(1))
 }
 
 /// What one container goes back to, and whether any of its values is back already.
@@ -285,9 +325,6 @@ fn way_back(loan: &Loan, now: Cpu) -> (Cpu, bool) {
     let request = loan
         .request
         .map_or(Fate::NotLent, |value| request_fate(value, now.request));
-    let limit = loan
-        .limit
-        .map_or(Fate::NotLent, |value| limit_fate(value, now.limit));
     let lent = |fate| {
         if let Fate::Lent(to) = fate {
             Some(to)
@@ -297,6 +334,9 @@ fn way_back(loan: &Loan, now: Cpu) -> (Cpu, bool) {
     };
     let request_to = lent(request);
     let request_then = request_to.or(now.request).unwrap_or_default();
+    let limit = loan.limit.map_or(Fate::NotLent, |value| {
+        limit_fate(value, now.limit, request_then)
+    });
     // A limit is not lowered under a request that somebody raised.
     let limit_to = lent(limit)
         .map(|to| to.max(request_then))
@@ -323,9 +363,15 @@ fn request_fate(value: LoanValue, now: Option<MilliCpu>) -> Fate {
     }
 }
 
-/// An absent limit is more than any limit.
-fn limit_fate(value: LoanValue, now: Option<MilliCpu>) -> Fate {
+/// An absent limit is more than any limit. One that has come down as far as the request lets it is back.
+fn limit_fate(value: LoanValue, now: Option<MilliCpu>, request: MilliCpu) -> Fate {
+    let is_floor = |now| now == request || now == one_more(request);
     match (value.set, now) {
+        (Set::To(_) | Set::Removed | Set::Unrecorded, Some(now))
+            if value.original < request && is_floor(now) =>
+        {
+            Fate::Returned
+        }
         (Set::Removed | Set::Unrecorded, None) => Fate::Lent(value.original),
         (Set::Removed, Some(now)) if now != value.original => Fate::Foreign,
         (Set::To(_), None) => Fate::Foreign,

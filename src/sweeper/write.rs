@@ -121,10 +121,6 @@ impl Writer {
                 None => Ok(Checked),
                 Some(surplus) => Err(Failure::LimitRangeDefaults(surplus)),
             },
-            // Our own policy has noticed it first.
-            Err(Failure::Refused(text)) if text.contains("must not touch other resources") => {
-                Err(Failure::LimitRangeDefaults(text))
-            }
             Err(failure) => Err(failure),
         }
     }

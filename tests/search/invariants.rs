@@ -147,11 +147,11 @@ fn revert(
         );
         if before.ghost.record != RecordBy::Tenant {
             let request = if index % 2 == 1 { are[index - 1] } else { None };
-            check(
-                Invariant::Lowers,
-                are[index] == original.max(request),
-                &what,
-            );
+            let to = original.max(request);
+            // Where the request holds it up, 1m more may keep the class.
+            let above = request.filter(|_| request > original).map(|to| to + 1);
+            let is_right = are[index] == to || above.is_some() && are[index] == above;
+            check(Invariant::Lowers, is_right, &what);
         }
     }
 }

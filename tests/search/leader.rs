@@ -18,7 +18,7 @@ use headstart::{
 use serde_json::{Value, json};
 
 use crate::{
-    scene::{BOOST, KINDS, Scene, at, resources},
+    scene::{BOOST, KINDS, LAST, Scene, at, resources},
     server::Stored,
 };
 
@@ -148,6 +148,8 @@ impl Leader<'_> {
         let untouched = self.scene.originals().eq(self.seen.values.iter().copied());
         let unmarked = self.seen.claim.is_none() && self.seen.record.is_none();
         let (purpose, remember) = match self.memory {
+            // Later there would be no instant after the half minute that it has.
+            None if self.now == LAST => return None,
             None if untouched && unmarked && !self.seen.ghost.raised => (first, true),
             Some(_) if first == Purpose::Claim => (Purpose::Raise, false),
             Some(_) => (Purpose::Claim, false),
