@@ -283,26 +283,25 @@ async fn b41_and_b42_what_cannot_be_read_is_answered_with_400_and_the_reason() {
 }
 
 #[tokio::test]
-async fn b42_invalid_utf_8_is_answered_and_refuses_nothing() {
+async fn b42_invalid_utf_8_is_refused_wherever_it_is() {
     let webhook = Webhook::new();
     let body = review(&pod("p")).to_string();
-    for (place, status) in [
-        ("\"image\":\"x", 400),
-        ("\"name\":\"p", 400),
-        ("\"namespace\":\"n", 400),
-    ] {
+    let broken = |place: &str| {
         let mut bytes = body.clone().into_bytes();
         let at = body.find(place).expect("it is there") + place.len();
         bytes.insert(at, 0xff);
-        let (answered, _) = webhook.post(bytes).await;
-        assert_eq!(answered, status, "{place}");
+        bytes
+    };
+    for place in [
+        "\"name\":\"p",
+        "\"namespace\":\"n",
+        // Also where nobody reads it.
+        "\"image\":\"x",
+        "\"username\":\"",
+    ] {
+        let (status, _) = webhook.post(broken(place)).await;
+        assert_eq!(status, 400, "{place}");
     }
-    // Where nobody reads it, it may be passed over.
-    let mut bytes = body.clone().into_bytes();
-    let place = "\"username\":\"";
-    bytes.insert(body.find(place).expect("it is there") + place.len(), 0xff);
-    let (status, answer) = webhook.post(bytes).await;
-    assert!(status == 400 || patch(&response(&answer)) == first_patch());
 }
 
 #[tokio::test]
