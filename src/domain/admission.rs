@@ -421,8 +421,8 @@ fn candidates(
                 ..wanted
             };
             // Without a request nothing of the container's CPU would be left, and no second look could tell that it was ours.
-            let may_remove = remove_limits && from.request.is_some() && from.limit.is_some();
-            if may_remove && raised != from {
+            let asks = from.request.is_some_and(|request| !request.is_zero());
+            if remove_limits && asks && from.limit.is_some() && raised != from {
                 vec![without_limit, raised]
             } else {
                 vec![raised]
