@@ -568,15 +568,18 @@ mod tests {
     use super::*;
     use crate::domain::patch;
 
-    /// Found by the fuzz target `patch`. (The API server itself sets such a request before it asks us.)
+    /// Found by the fuzz target `patch` and by `a_second_pass_changes_nothing`. (The API server itself sets such a request before it asks us.)
     #[test]
     fn the_limit_of_a_container_without_a_request_is_raised_and_not_removed() {
         let (controlled, to) = (ControlledValues::default(), Target::Percentage(100));
-        let limit = |milli| Cpu {
-            request: None,
-            limit: Some(MilliCpu::new(milli)),
-        };
-        assert_eq!(candidates(controlled, to, limit(500), true), [limit(1000)]);
+        for request in [None, Some(MilliCpu::new(0))] {
+            let limit = |milli| Cpu {
+                request,
+                limit: Some(MilliCpu::new(milli)),
+            };
+            let candidates = candidates(controlled, to, limit(500), true);
+            assert_eq!(candidates, [limit(1000)]);
+        }
     }
 
     /// Found by the fuzz target `review`: a forged record said that a limit had been removed from a container that has no
