@@ -411,6 +411,10 @@ pub struct Life {
     pub boosted: Option<String>,
     /// The containers as the template of its owner, a ReplicaSet, has them; unless said it has no owner.
     pub template: Option<String>,
+    /// What else there is in the namespace.
+    pub beside: Vec<Value>,
+    /// The CPU that other pods have left free on the only node.
+    pub free: Option<String>,
     /// That many pods live it, each scheduled a second after another, in no order of their names.
     pub pods: Option<u32>,
     /// That many of them are written to at once, at most.
@@ -438,6 +442,8 @@ pub struct Look {
     pub label: Option<String>,
     /// Our annotation: `removed`, or another value.
     pub annotation: Option<String>,
+    /// Changes in the record; null removes.
+    pub record: Option<Value>,
     /// Values that somebody else sets by resize.
     pub somebody: Option<String>,
     /// What else is in the body of that resize, and makes no difference.
@@ -453,6 +459,10 @@ pub struct Look {
     pub meanwhile: Many<String>,
     /// The entries of a LimitRange that is made; none: it is deleted.
     pub limit_ranges: Option<Vec<Value>>,
+    /// The ResourceQuotas that are made.
+    pub quotas: Vec<QuotaNote>,
+    /// That many pods like it are created, and boosted.
+    pub more: u32,
 
     /// The right decisions, one after another; the writes among them succeed.
     pub then: Many<String>,
@@ -488,6 +498,10 @@ pub struct Look {
     pub metrics: Vec<String>,
     /// What is in no line of them.
     pub no_metrics: Option<String>,
+    /// What `kubectl get scb` prints of `b`, by column.
+    pub columns: BTreeMap<String, String>,
+    /// What is in the output of `kubectl describe pod p`.
+    pub described: Vec<String>,
     /// The right answer to a pod like this one that is created now: the values or `untouched`.
     pub admits: Option<String>,
 }
@@ -496,11 +510,14 @@ impl Look {
     /// Whether it says what people and other programs are told.
     pub const fn tells(&self) -> bool {
         self.events.is_some()
-            || self.stuck.is_some()
-            || self.active.is_some()
-            || self.total.is_some()
+            || self.is_in_status()
             || self.no_metrics.is_some()
             || !self.metrics.is_empty()
+    }
+
+    /// Whether some of it is in the boost's status.
+    pub const fn is_in_status(&self) -> bool {
+        self.stuck.is_some() || self.active.is_some() || self.total.is_some()
     }
 }
 

@@ -37,8 +37,13 @@ const LAYERS: &[(Layer, Trials)] = &[
     (Layer::Cluster, cluster::trials),
 ];
 
+/// Tests at the same time. What is too much for a cluster has turns of its own.
+const THREADS: usize = 16;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Most of the time they wait.
+    arguments.test_threads.get_or_insert(THREADS);
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cases");
     let cases = match Cases::read(&directory) {
         // They live as long as the process.

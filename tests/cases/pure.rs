@@ -293,7 +293,7 @@ pub fn snapshot<'a>(
     boosts: impl Iterator<Item = &'a Boost>,
 ) -> anyhow::Result<Snapshot> {
     let ranges: Vec<LimitRange> = read_all(world::limit_ranges(admit))?;
-    let quotas: Vec<ResourceQuota> = read_all(world::quotas(admit))?;
+    let quotas: Vec<ResourceQuota> = read_all(world::quotas(&admit.quotas))?;
     let nodes: Vec<Node> = read_all(world::nodes(admit))?;
     let items = ranges.iter().flat_map(|range| &range.spec.limits);
     let quotas: Vec<Quota> = quotas.iter().map(Quota::new).collect();

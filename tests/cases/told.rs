@@ -1,5 +1,7 @@
 //! What people and other programs are told of a boost: Events, the boost's status, metrics.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
@@ -85,5 +87,37 @@ pub fn same_metrics(text: &str, namespace: &str, look: &Look) -> anyhow::Result<
         let found = text.lines().find(|line| line.contains(&part));
         ensure!(found.is_none(), "there is {found:?}");
     }
+    Ok(())
+}
+
+/// Compares a table of one row that kubectl prints with its columns; `any` is any text. There are no other columns.
+pub fn same_columns(printed: &str, right: &BTreeMap<String, String>) -> anyhow::Result<()> {
+    let mut lines = printed.lines();
+    let (Some(header), Some(row), None) = (lines.next(), lines.next(), lines.next()) else {
+        anyhow::bail!("it is no table of one row:\n{printed}");
+    };
+    // Columns are apart by three blanks, and names of columns have one at most.
+    let names = header.split("   ").map(str::trim);
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    let mut starts: Vec<usize> = Vec::new();
+    for name in &names {
+        let from = starts.last().map_or(0, |last| last + 1);
+        let at = header[from..].find(name).context("it is a column")?;
+        starts.push(from + at);
+    }
+    let mut got = BTreeMap::new();
+    for (index, name) in names.iter().enumerate() {
+        let end = starts.get(index + 1).copied().unwrap_or(row.len());
+        let text = row.get(starts[index]..end).context("the row is short")?;
+        got.insert((*name).to_owned(), text.trim().to_owned());
+    }
+    let is_right = |(name, text): (&String, &String)| {
+        let right = right.get(name);
+        right.is_some_and(|right| right == text || right == "any" && !text.is_empty())
+    };
+    ensure!(
+        got.len() == right.len() && got.iter().all(is_right),
+        "the columns are {got:?}, expected {right:?}"
+    );
     Ok(())
 }

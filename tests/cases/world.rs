@@ -214,7 +214,7 @@ pub fn limit_range(name: &str, entries: &[Value]) -> Value {
 }
 
 /// The namespace's ResourceQuotas.
-pub fn quotas(admit: &Admit) -> Vec<Value> {
+pub fn quotas(notes: &[QuotaNote]) -> Vec<Value> {
     let quota = |quota: &QuotaNote| {
         json!({
             "apiVersion": "v1",
@@ -224,7 +224,7 @@ pub fn quotas(admit: &Admit) -> Vec<Value> {
             "status": {"hard": quota.hard, "used": quota.used},
         })
     };
-    admit.quotas.iter().map(quota).collect()
+    notes.iter().map(quota).collect()
 }
 
 /// The first pod of another case.
@@ -431,13 +431,8 @@ impl World {
             }
         };
         if let Some(change) = &life.record {
-            let mut record: Value =
-                serde_json::from_str(record_text(&pod).context("there is no record to change")?)?;
-            merge(&mut record, change);
-            merge(
-                &mut pod,
-                &json!({"metadata": {"annotations": {KEY: record.to_string()}}}),
-            );
+            let change = changed_record(&pod, change)?;
+            merge(&mut pod, &change);
         }
         merge(
             &mut pod,
@@ -492,6 +487,10 @@ impl World {
                 let mark = Some(mark).filter(|mark| *mark != "removed");
                 merge(&mut self.pod, &json!({"metadata": {map: {KEY: mark}}}));
             }
+        }
+        if let Some(change) = &look.record {
+            let change = changed_record(&self.pod, change)?;
+            merge(&mut self.pod, &change);
         }
         if let Some(values) = &look.somebody {
             for container in notation::containers(values)? {
@@ -779,6 +778,14 @@ fn repaired(pod: &Value, template: &str) -> anyhow::Result<Value> {
         }
     }
     Ok(record)
+}
+
+/// The change of a pod that changes its record so.
+pub fn changed_record(pod: &Value, change: &Value) -> anyhow::Result<Value> {
+    let text = record_text(pod).context("there is no record to change")?;
+    let mut record: Value = serde_json::from_str(text)?;
+    merge(&mut record, change);
+    Ok(json!({"metadata": {"annotations": {KEY: record.to_string()}}}))
 }
 
 /// The annotation with the record.

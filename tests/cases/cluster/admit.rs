@@ -3,11 +3,10 @@
 use anyhow::{Context, bail, ensure};
 use chrono::Utc;
 use serde_json::{Value, json};
-use testbed::eventually;
 
 use super::{
     audit::Review,
-    bed::{Answer, Bed, SOON, pods},
+    bed::{Answer, Bed, pods},
     compare::{same_pod, since},
 };
 use crate::{
@@ -18,6 +17,8 @@ use crate::{
 
 /// What pods can have of the stand-in's node.
 const NODE_CPU: u32 = 64;
+/// The pod that has most of it.
+pub const FILLER: &str = "filler";
 
 /// Makes the boosts, creates the pod and compares what has become of it.
 pub async fn check(
@@ -44,27 +45,7 @@ pub async fn check_crowded(
     boosts: &[Boost],
     free: &str,
 ) -> anyhow::Result<()> {
-    let (others, free) = (format!("{place}-others"), free.parse::<u32>()?);
-    bed.namespace(&others).await?;
-    let other = |name: &str, cpu: u32| -> anyhow::Result<Value> {
-        let mut pod = notation::pod(&format!("app {cpu}/-"))?;
-        pod["metadata"] = json!({"name": name, "namespace": others});
-        Ok(pod)
-    };
-    let filler = other("filler", NODE_CPU - free)?;
-    bed.create(&others, "", &filler).await?.accepted()?;
-    bed.running(&others, "filler").await?;
-    let too_large = other("too-large", free + 1)?;
-    bed.create(&others, "", &too_large).await?.accepted()?;
-    eventually("no node is large enough for it", SOON, || async {
-        let pod = bed.get(&format!("{}/too-large", pods(&others))).await?;
-        let conditions = &pod.accepted()?["status"]["conditions"];
-        let reason = &conditions[0]["reason"];
-        ensure!(*reason == "Unschedulable", "its status says {conditions}");
-        Ok(())
-    })
-    .await?;
-
+    crowd(bed, place, free).await?;
     bed.namespace(place).await?;
     bed.make_boosts(place, boosts).await?;
     bed.boosts_are_seen().await?;
@@ -72,6 +53,25 @@ pub async fn check_crowded(
     let name = created["metadata"]["name"].as_str();
     let scheduled = bed.running(place, name.context("a pod has a name")?).await;
     scheduled.map(drop).context("it is not scheduled")
+}
+
+/// Fills the node with pods, so that this much is left free there. Returns where they are.
+pub async fn crowd(bed: &Bed, place: &str, free: &str) -> anyhow::Result<String> {
+    let (others, free) = (format!("{place}-others"), free.parse::<u32>()?);
+    bed.namespace(&others).await?;
+    let other = |name: &str, cpu: u32| -> anyhow::Result<Value> {
+        let mut pod = notation::pod(&format!("app {cpu}/-"))?;
+        pod["metadata"] = json!({"name": name, "namespace": others});
+        Ok(pod)
+    };
+    let filler = other(FILLER, NODE_CPU - free)?;
+    bed.create(&others, "", &filler).await?.accepted()?;
+    bed.running(&others, FILLER).await?;
+    let too_large = other("too-large", free + 1)?;
+    bed.create(&others, "", &too_large).await?.accepted()?;
+    bed.unschedulable(&others, "too-large").await?;
+    bed.remove(&others, "too-large").await?;
+    Ok(others)
 }
 
 /// Creates a pod where the boosts are known already, and removes it.

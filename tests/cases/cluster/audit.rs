@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context;
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 use testbed::{ControlPlane, eventually};
 
@@ -45,20 +46,26 @@ pub struct Review {
 /// A write of the operator's to a pod.
 pub struct Write {
     /// When the API server got it.
-    pub received: String,
+    pub received: DateTime<Utc>,
     /// Whether it was a resize.
     pub is_resize: bool,
     /// Its body.
     pub body: Value,
     /// How it was answered.
     pub code: u64,
+    /// What the answer said, if it was a refusal.
+    pub message: String,
 }
 
 impl fmt::Debug for Write {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.is_resize { "resize" } else { "patch" };
-        let (received, code, body) = (&self.received, self.code, &self.body);
-        write!(f, "{received} {what} answered with {code}: {body}")
+        let (received, code, message) = (self.received, self.code, &self.message);
+        let body = &self.body;
+        write!(
+            f,
+            "{received} {what} answered with {code} {message}: {body}"
+        )
     }
 }
 
@@ -115,12 +122,22 @@ impl AuditLog {
 
     /// The operator's writes to a pod of that name, in order, refused ones and those in vain included.
     pub fn writes(&self, namespace: &str, pod: &str) -> anyhow::Result<Vec<Write>> {
+        self.patches(namespace, pod, false)
+    }
+
+    /// What it has tried with a dry run.
+    pub fn tries(&self, namespace: &str, pod: &str) -> anyhow::Result<Vec<Write>> {
+        self.patches(namespace, pod, true)
+    }
+
+    fn patches(&self, namespace: &str, pod: &str, dry_run: bool) -> anyhow::Result<Vec<Write>> {
         let operator = operator();
         let mut events = self.events(namespace, |event| {
             let (of, verb) = (&event["objectRef"], &event["verb"]);
             event["user"]["username"] == *operator
                 && of["name"] == pod
                 && !["get", "list", "watch"].iter().any(|read| verb == read)
+                && is_dry_run(event) == dry_run
         })?;
         // Noted when answered, and not quite in order.
         events.sort_by_key(|event| event["requestReceivedTimestamp"].to_string());
@@ -131,10 +148,14 @@ impl AuditLog {
                 "the operator wrote something else: {event}"
             );
             Ok(Write {
-                received: event["requestReceivedTimestamp"].to_string(),
+                received: serde_json::from_value(event["requestReceivedTimestamp"].clone())?,
                 is_resize: subresource.is_some(),
                 body: event["requestObject"].clone(),
                 code: event["responseStatus"]["code"].as_u64().unwrap_or_default(),
+                message: event["responseStatus"]["message"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned(),
             })
         };
         events.into_iter().map(write).collect()
@@ -167,4 +188,9 @@ impl AuditLog {
         let events = read.events.get(namespace).into_iter().flatten();
         Ok(events.filter(|event| wanted(event)).cloned().collect())
     }
+}
+
+fn is_dry_run(event: &Value) -> bool {
+    let uri = event["requestURI"].as_str().unwrap_or_default();
+    uri.contains("dryRun=All")
 }

@@ -1,11 +1,12 @@
 //! The clusters that the cases share, and what they ask of the API server.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     path::Path,
     pin::Pin,
     sync::{
-        LazyLock, Mutex, PoisonError,
+        Arc, LazyLock, Mutex, PoisonError, RwLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -20,11 +21,12 @@ use kube::{
 };
 use serde_json::{Value, json};
 use testbed::{
-    Behaviour, Cluster, ControlPlane, Options, Signal, cluster::SYSTEM_NAMESPACE, eventually,
+    Behaviour, Cluster, ControlPlane, Operator, OperatorOptions, Options, Signal,
+    cluster::SYSTEM_NAMESPACE, eventually,
 };
 use tokio::{
     runtime::Runtime,
-    sync::{OnceCell, RwLock, Semaphore},
+    sync::{OnceCell, Semaphore, SemaphorePermit},
     time::timeout,
 };
 
@@ -44,6 +46,7 @@ const MARKERS: &str = "c-markers";
 /// Where pods live whose end shows that the leader has got to what was before them.
 const CANARIES: &str = "c-canaries";
 
+pub const JSON_PATCH: &str = "application/json-patch+json";
 pub const MERGE: &str = "application/merge-patch+json";
 pub const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const JSON: &str = "application/json";
@@ -57,33 +60,73 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         .expect("a runtime needs nothing that can be missing")
 });
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+tokio::task_local! {
+    /// The turn of the test that runs.
+    static TURN: RefCell<Option<SemaphorePermit<'static>>>;
+}
 /// By flags. They end with the process.
 static BEDS: Mutex<Beds> = Mutex::new(BTreeMap::new());
 type Beds = BTreeMap<Vec<String>, &'static OnceCell<Result<Bed, String>>>;
 /// Where boosts were stored before our definition was there.
 static UPGRADED: OnceCell<Result<Bed, String>> = OnceCell::const_new();
 
+/// Clusters with which tests may do as they like, and those of them that nobody has now.
+static ROUGH: Semaphore = Semaphore::const_new(2);
+static IDLE: Mutex<Vec<&'static Bed>> = Mutex::new(Vec::new());
+
 /// Runs a test to its end.
 pub fn run<T>(test: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     RUNTIME.block_on(async {
-        let _turn = TURNS.acquire().await.context("tests have their turns")?;
-        test.await
+        let turn = TURNS.acquire().await.context("tests have their turns")?;
+        TURN.scope(RefCell::new(Some(turn)), test).await
     })
+}
+
+/// Waits for something that takes long by itself; another test has the turn meanwhile.
+pub async fn aside<T>(wait: impl Future<Output = T>) -> anyhow::Result<T> {
+    drop(TURN.with(RefCell::take));
+    let done = wait.await;
+    let turn = TURNS.acquire().await.context("tests have their turns")?;
+    TURN.with(|mine| mine.replace(Some(turn)));
+    Ok(done)
 }
 
 /// One cluster.
 pub struct Bed {
-    /// The control plane, the replicas and the stand-in for scheduler and kubelet.
+    /// The control plane and the stand-in for scheduler and kubelet; the replicas are our own.
     pub cluster: Cluster,
+    /// Flags of the replicas.
+    flags: Vec<String>,
     /// What the API server has noted of requests about pods.
     pub audit: AuditLog,
     /// May do everything.
     client: Client,
-    /// To each replica, past the API server.
-    replicas: Vec<Client>,
+    replicas: RwLock<Vec<Arc<Replica>>>,
     /// Held for reading while a pod is created, and for writing by whoever counts reviews.
-    pub admissions: RwLock<()>,
+    pub admissions: tokio::sync::RwLock<()>,
     numbers: AtomicU32,
+}
+
+/// A cluster with which a test may do as it likes.
+pub struct Rough {
+    pub bed: &'static Bed,
+    _turn: SemaphorePermit<'static>,
+}
+
+impl Rough {
+    /// Leaves it to others, as it was found.
+    pub fn give_back(self) {
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.push(self.bed);
+    }
+}
+
+/// A replica of the operator.
+pub struct Replica {
+    /// The process.
+    pub operator: Operator,
+    /// To it, past the API server.
+    client: Client,
 }
 
 /// What the API server said.
@@ -142,12 +185,61 @@ impl Bed {
         Ok(Box::leak(Box::new(bed)))
     }
 
+    /// A cluster with one replica that nobody else is on as long as this lives.
+    pub async fn rough() -> anyhow::Result<Rough> {
+        // It may take long until another test gives one back.
+        let turn = aside(ROUGH.acquire()).await??;
+        let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let bed = match idle {
+            Some(bed) => bed,
+            None => Self::own(&[]).await?,
+        };
+        Ok(Rough { bed, _turn: turn })
+    }
+
     /// Stops all that takes time.
     pub fn retire(&self) -> anyhow::Result<()> {
-        for replica in &self.cluster.replicas {
-            replica.crash()?;
-        }
+        self.crash_replicas()?;
         self.cluster.plane.signal_api_server(Signal::KILL)
+    }
+
+    /// The replicas that run.
+    pub fn replicas(&self) -> Vec<Arc<Replica>> {
+        let replicas = self.replicas.read();
+        replicas.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// All of them crash.
+    pub fn crash_replicas(&self) -> anyhow::Result<()> {
+        let mut replicas = self
+            .replicas
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        for replica in replicas.drain(..) {
+            self.cluster.balancer.remove(replica.operator.backend());
+            replica.operator.crash()?;
+        }
+        Ok(())
+    }
+
+    /// Starts one more, and waits until it is Ready.
+    pub async fn start_replica(&self) -> anyhow::Result<()> {
+        let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
+        let name = format!("headstart-{}", self.number());
+        let mut options = OperatorOptions::new(binary, name);
+        options.args.clone_from(&self.flags);
+        let operator = Operator::start(&self.cluster.plane, &options).await?;
+        operator.wait_ready(SOON).await?;
+        self.cluster.balancer.add(operator.backend());
+        let ca = eventually("the CA is published", SOON, || self.published_ca()).await?;
+        let address = format!("https://{}", operator.backend().address);
+        let client = client(&address, &ca).await?;
+        let replica = Arc::new(Replica { operator, client });
+        let replicas = self.replicas.write();
+        replicas
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(replica);
+        Ok(())
     }
 
     /// What starts it comes in a box: it is too large for a test's stack.
@@ -168,44 +260,47 @@ impl Bed {
             ..Behaviour::default()
         };
         let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
-        let mut cluster = Cluster::install(plane, binary, 0, behaviour).await?;
-        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        for _ in 0..replicas {
-            cluster.add_replica(&flags).await?;
-        }
-        for replica in &cluster.replicas {
-            replica.wait_ready(SOON).await?;
-        }
-        let mut bed = Self {
+        let cluster = Cluster::install(plane, binary, 0, behaviour).await?;
+        let bed = Self {
             client: cluster.plane.admin(),
             audit: AuditLog::of(&cluster.plane),
-            replicas: Vec::new(),
-            admissions: RwLock::default(),
+            replicas: RwLock::default(),
+            flags: flags.to_owned(),
+            admissions: tokio::sync::RwLock::default(),
             numbers: AtomicU32::default(),
             cluster,
         };
-        let ca = eventually("the CA is published", SOON, || bed.published_ca()).await?;
-        for replica in &bed.cluster.replicas {
-            let address = format!("https://{}", replica.backend().address);
-            bed.replicas.push(client(&address, &ca).await?);
+        for _ in 0..replicas {
+            bed.start_replica().await?;
         }
         bed.namespace(MARKERS).await?;
         bed.namespace(CANARIES).await?;
-        let mut boost = notation::boost("canary", CANARIES, "+100", "Ready")?;
-        boost["selector"] = json!({"matchLabels": {"canary": "yes"}});
-        bed.post(&boosts(CANARIES), &boost).await?.accepted()?;
+        bed.make_canary_boost().await?;
         bed.boosts_are_seen().await?;
+        bed.replicas_are_asked().await?;
+        Ok(bed)
+    }
+
+    /// Waits until the API server asks the replicas about new pods.
+    pub async fn replicas_are_asked(&self) -> anyhow::Result<()> {
         eventually("the API server asks the replicas", SOON, || async {
             let path = format!("{}?dryRun=All", pods(CANARIES));
-            let created = bed.post(&path, &canary("probe")).await?.accepted()?;
-            ensure!(
-                created["metadata"]["labels"][KEY] == "canary",
-                "not boosted"
-            );
+            let created = self.post(&path, &canary("probe")).await?.accepted()?;
+            let label = &created["metadata"]["labels"][KEY];
+            ensure!(*label == "canary", "not boosted");
             Ok(())
         })
-        .await?;
-        Ok(bed)
+        .await
+    }
+
+    /// Makes the boost of pods whose end shows how far the leader has got.
+    pub async fn make_canary_boost(&self) -> anyhow::Result<()> {
+        let mut boost = notation::boost("canary", CANARIES, "+100", "Ready")?;
+        boost["selector"] = json!({"matchLabels": {"canary": "yes"}});
+        self.post(&boosts(CANARIES), &boost)
+            .await?
+            .accepted()
+            .map(drop)
     }
 
     async fn published_ca(&self) -> anyhow::Result<String> {
@@ -280,7 +375,7 @@ impl Bed {
         if !admit.namespace_labels.is_empty() {
             self.label(place, &admit.namespace_labels).await?;
         }
-        let (ranges, quotas) = (world::limit_ranges(admit), world::quotas(admit));
+        let (ranges, quotas) = (world::limit_ranges(admit), world::quotas(&admit.quotas));
         for range in &ranges {
             self.bound(place, range).await?;
         }
@@ -288,14 +383,7 @@ impl Bed {
             self.bound(place, quota).await?;
         }
         if !ranges.is_empty() {
-            let item = json!({"type": "Container", "max": {"cpu": "100m"}});
-            let range = json!({
-                "apiVersion": "v1",
-                "kind": "LimitRange",
-                "metadata": {"name": "bounds"},
-                "spec": {"limits": [item]},
-            });
-            self.is_seen(&json!({}), Some(&range), "Clamped").await?;
+            self.limit_ranges_are_seen().await?;
             self.refuses_much(place, "maximum cpu usage per Container")
                 .await?;
         }
@@ -313,6 +401,43 @@ impl Bed {
             self.refuses_much(place, "exceeded quota").await?;
         }
         Ok(())
+    }
+
+    /// Gives a namespace a LimitRange with these entries, beside those that it has, and waits until that counts. Without
+    /// entries it is taken away.
+    pub async fn limit(&self, place: &str, entries: &[Value]) -> anyhow::Result<()> {
+        const LATER: &str = "later";
+        if entries.is_empty() {
+            let path = format!("/api/v1/namespaces/{place}/limitranges/{LATER}");
+            return self.delete(&path).await?.accepted().map(drop);
+        }
+        self.bound(place, &world::limit_range(LATER, entries))
+            .await?;
+        self.limit_ranges_are_seen().await?;
+        let mut pod = notation::pod("app -/-")?;
+        pod["metadata"] = json!({"name": "plain", "namespace": place});
+        eventually("the API server knows the defaults", SOON, || async {
+            let created = self.create(place, "?dryRun=All", &pod).await?.accepted()?;
+            let resources = &created["spec"]["containers"][0]["resources"];
+            ensure!(resources["limits"]["cpu"].is_string(), "no limit was added");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Gives a namespace more quotas, and waits until the API server knows them.
+    pub async fn hold_to(&self, place: &str, quotas: &[Value]) -> anyhow::Result<()> {
+        for quota in quotas {
+            self.bound(place, quota).await?;
+        }
+        self.refuses_much(place, "exceeded quota").await
+    }
+
+    /// Waits until every replica knows all LimitRanges as they are now.
+    async fn limit_ranges_are_seen(&self) -> anyhow::Result<()> {
+        let item = json!({"type": "Container", "max": {"cpu": "100m"}});
+        let range = world::limit_range("bounds", &[item]);
+        self.is_seen(&json!({}), Some(&range), "Clamped").await
     }
 
     /// Gives a namespace exactly these labels, and waits until every replica knows them.
@@ -407,10 +532,10 @@ impl Bed {
                 "object": pod,
             },
         });
-        for replica in &self.replicas {
+        for replica in self.replicas() {
             eventually("a replica knows what is new", SOON, || async {
                 let sent = send(
-                    replica,
+                    &replica.client,
                     Method::POST,
                     "/mutate-v1-pod",
                     Some((JSON, &review)),
@@ -428,9 +553,24 @@ impl Bed {
     pub async fn leader_has_seen(&self) -> anyhow::Result<()> {
         let name = format!("canary-{}", self.number());
         let path = format!("{}/{name}", pods(CANARIES));
-        self.create(CANARIES, "", &canary(&name))
+        let created = self
+            .create(CANARIES, "", &canary(&name))
             .await?
             .accepted()?;
+        if created["metadata"]["labels"].get(KEY).is_none() {
+            // While there is no definition, no pod is boosted; a record is enough for its end.
+            let record = json!({
+                "state": "Active",
+                "initCPURequests": {"app": "5m"},
+                "end": {"condition": {"type": "Ready", "status": "True"}},
+            });
+            let marks = json!({
+                "labels": {KEY: "canary"},
+                "annotations": {KEY: record.to_string()},
+            });
+            let marked = json!({"metadata": marks});
+            self.patch(&path, MERGE, &marked).await?.accepted()?;
+        }
         self.running(CANARIES, &name).await?;
         self.cluster.node.set_ready(CANARIES, &name, true).await?;
         eventually("a canary's boost ends", SOON, || async {
@@ -457,6 +597,19 @@ impl Bed {
         .await
     }
 
+    /// Waits until no node is large enough for a pod.
+    pub async fn unschedulable(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
+        let path = format!("{}/{name}", pods(namespace));
+        eventually("no node is large enough for it", SOON, || async {
+            let pod = self.get(&path).await?.accepted()?;
+            let conditions = &pod["status"]["conditions"];
+            let reason = &conditions[0]["reason"];
+            ensure!(*reason == "Unschedulable", "its status says {conditions}");
+            Ok(())
+        })
+        .await
+    }
+
     /// Creates a pod; `query` as in `?dryRun=All`.
     pub async fn create(
         &self,
@@ -477,8 +630,8 @@ impl Bed {
     /// The admission reviews that all replicas have counted.
     pub async fn reviews(&self) -> anyhow::Result<u64> {
         let mut sum = 0;
-        for replica in &self.cluster.replicas {
-            let text = replica.metrics().await?;
+        for replica in self.replicas() {
+            let text = replica.operator.metrics().await?;
             let series = text
                 .lines()
                 .filter(|line| line.starts_with("headstart_admission_reviews_total{"));
@@ -488,6 +641,19 @@ impl Bed {
             }
         }
         Ok(sum)
+    }
+
+    /// The metrics of the replica that leads.
+    pub async fn leader_metrics(&self) -> anyhow::Result<String> {
+        let leader = self.cluster.leader_other_than("").await?;
+        let replicas = self.replicas();
+        let mut replicas = replicas.iter();
+        let replica = replicas.find(|replica| replica.operator.name() == leader);
+        replica
+            .with_context(|| format!("{leader} is none of them"))?
+            .operator
+            .metrics()
+            .await
     }
 
     pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {

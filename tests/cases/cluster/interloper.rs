@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use chrono::Utc;
 use headstart::server::{Stop, serve};
 use http_body_util::{BodyExt, Full};
 use hyper::{
@@ -33,6 +34,10 @@ use tokio::{net::TcpListener, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::bed::{Bed, MERGE, SOON, STRATEGIC, operator, pods};
+use crate::{
+    notation::{merge, rfc3339},
+    world::{KEY, record_text},
+};
 
 const CONFIGURATIONS: &str =
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
@@ -45,8 +50,20 @@ pub enum Meanwhile {
     Resized(Value),
     /// It is deleted, and one of the same name created.
     Remade(Value),
+    /// Another leader does this. Where it does no more than finish, it meets the operator's finish, else its resize.
+    Written(Vec<Other>),
+    /// A third party refuses it, with this code and text, every time.
+    Refused(u16, String),
     /// Time passes, at every resize of every pod.
     Slow(Duration),
+}
+
+/// A write of another leader's.
+pub enum Other {
+    /// This resize.
+    Resize(Value),
+    /// The boost is finished, by this.
+    Finish(String),
 }
 
 /// It happens once, to the pod `p` of one namespace; there must be one.
@@ -105,10 +122,16 @@ impl Interloper {
         };
         tokio::spawn(serve(listener, Some(tls), service, 64, stop));
         let ca = std::fs::read(pki.join("ca.crt"))?;
-        let configuration = configuration(place, &url, &BASE64_STANDARD.encode(ca));
+        let (resource, subpath) = if interloper.shared.is_about_resizes() {
+            ("pods/resize", "/resize")
+        } else {
+            ("pods", "")
+        };
+        let ca = BASE64_STANDARD.encode(ca);
+        let configuration = configuration(place, resource, &url, &ca);
         bed.post(CONFIGURATIONS, &configuration).await?.accepted()?;
         eventually("the interloper is asked", SOON, || async {
-            let path = format!("{}/p/resize?dryRun=All", pods(place));
+            let path = format!("{}/p{subpath}?dryRun=All", pods(place));
             bed.patch(&path, STRATEGIC, &json!({})).await?.accepted()?;
             let asked = interloper.shared.asked.load(Ordering::Relaxed);
             ensure!(asked > 0, "not yet");
@@ -121,6 +144,15 @@ impl Interloper {
     /// The operator's resizes that it has met so far.
     pub fn met(&self) -> u32 {
         self.shared.met.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it has met one.
+    pub async fn has_met(&self) -> anyhow::Result<()> {
+        eventually("a resize is under way", SOON, || async {
+            ensure!(self.met() > 0, "none is");
+            Ok(())
+        })
+        .await
     }
 
     /// Ends it; it must have happened.
@@ -153,13 +185,23 @@ impl Shared {
         let body = request.into_body().collect().await?.to_bytes();
         let review: Value = serde_json::from_slice(&body)?;
         let request = &review["request"];
-        let is_operator = request["userInfo"]["username"] == *operator();
+        let is_resize = request["subResource"] == "resize";
+        let is_operator =
+            request["userInfo"]["username"] == *operator() && is_resize == self.is_about_resizes();
         if is_operator {
             self.met.fetch_add(1, Ordering::Relaxed);
         }
         if let (true, Meanwhile::Slow(takes)) = (is_operator, &self.meanwhile) {
-            sleep(*takes).await;
             self.happened.store(true, Ordering::Relaxed);
+            sleep(*takes).await;
+        } else if let (true, Meanwhile::Refused(code, text)) = (is_operator, &self.meanwhile) {
+            self.happened.store(true, Ordering::Relaxed);
+            let status = json!({"code": code, "message": text});
+            return Ok(json!({
+                "apiVersion": review["apiVersion"],
+                "kind": review["kind"],
+                "response": {"uid": request["uid"], "allowed": false, "status": status},
+            }));
         } else if is_operator && !self.happened.swap(true, Ordering::Relaxed) {
             let done = self.happen().await;
             self.happened.store(done.is_ok(), Ordering::Relaxed);
@@ -171,6 +213,11 @@ impl Shared {
             "kind": review["kind"],
             "response": {"uid": request["uid"], "allowed": true},
         }))
+    }
+
+    /// Whether it meets resizes; if not, it meets writes to the pod itself.
+    fn is_about_resizes(&self) -> bool {
+        !matches!(&self.meanwhile, Meanwhile::Written(writes) if matches!(writes[..], [Other::Finish(_)]))
     }
 
     async fn happen(&self) -> anyhow::Result<()> {
@@ -187,23 +234,52 @@ impl Shared {
                 self.bed.remove(&self.place, "p").await?;
                 self.bed.create(&self.place, "", again).await?.accepted()?;
             }
-            Meanwhile::Slow(takes) => sleep(*takes).await,
+            Meanwhile::Written(writes) => {
+                for write in writes {
+                    self.write(&pod, write).await?;
+                }
+            }
+            Meanwhile::Refused(..) | Meanwhile::Slow(_) => {}
         }
         Ok(())
     }
+
+    /// Writes as another leader does.
+    async fn write(&self, path: &str, write: &Other) -> anyhow::Result<()> {
+        let done = match write {
+            Other::Resize(body) => {
+                let path = format!("{path}/resize");
+                self.bed.patch(&path, STRATEGIC, body).await?
+            }
+            Other::Finish(by) => {
+                let pod = self.bed.get(path).await?.accepted()?;
+                let record = record_text(&pod).context("it has no record")?;
+                let mut record: Value = serde_json::from_str(record)?;
+                let now = rfc3339(Utc::now());
+                let end = json!({"state": "Reverted", "endedTimestamp": now, "endedBy": by});
+                merge(&mut record, &end);
+                let marks =
+                    json!({"labels": {KEY: null}, "annotations": {KEY: record.to_string()}});
+                let body = json!({"metadata": marks});
+                self.bed.patch(path, MERGE, &body).await?
+            }
+        };
+        done.accepted().map(drop)
+    }
 }
 
-fn configuration(place: &str, url: &str, ca: &str) -> Value {
+fn configuration(place: &str, resource: &str, url: &str, ca: &str) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
         "metadata": {"name": place},
         "webhooks": [{
-            "name": "interloper.cases.test",
+            "name": "w.example.com",
             "admissionReviewVersions": ["v1"],
             "clientConfig": {"url": url, "caBundle": ca},
             "rules": [{
-                "operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/resize"],
+                "operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"],
+                "resources": [resource],
             }],
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": place}},
             "failurePolicy": "Fail",

@@ -3,23 +3,40 @@
 //! Beside the real pod goes a model of it, to which everything happens too: what the operator writes, and what is left
 //! of the pod, must be what they are in the model.
 
-use anyhow::{Context, ensure};
-use chrono::{DateTime, Utc};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use testbed::eventually;
 
 use super::{
-    admit::placed,
+    admit::{FILLER, crowd, placed},
     audit::Write,
-    bed::{Bed, MERGE, SOON, STRATEGIC, boosts, pods},
+    bed::{self, Bed, JSON_PATCH, MERGE, SOON, STRATEGIC, boosts, operator, pods},
     compare::{same_pod, same_record, since},
-    interloper::{Interloper, Meanwhile},
+    interloper::{Interloper, Meanwhile, Other},
+    rough,
 };
 use crate::{
-    data::{Admit, Cases, Id, Life, Look, Many},
-    notation::{Container, Then, containers, merge, rfc3339, time},
+    data::{Admit, Cases, Id, Life, Look, Many, Retries},
+    notation::{Container, Then, containers, merge, rfc3339, seconds, time},
+    told,
     world::{self, BOOSTED, KEY, World, record_text},
 };
+
+/// How long a test keeps its turn while it waits for a write.
+const AT_HAND: Duration = Duration::from_secs(5);
+/// The shortest pause of a slow retry.
+const SLOW: TimeDelta = TimeDelta::seconds(60);
+/// So much of a story's time may really have to pass.
+const STORY: TimeDelta = TimeDelta::seconds(60);
+/// So many tries may be quick.
+const QUICK: usize = 10;
+/// So many tries show that pauses grow.
+const GROWN: usize = 6;
+/// By then nobody waits for an answer any more.
+const GIVEN_UP: Duration = Duration::from_secs(20);
 
 /// Lets a pod live and compares all that is written to it, and what is left.
 pub async fn check(
@@ -62,6 +79,17 @@ struct Real<'a> {
     made: bool,
     /// How the last write that did not succeed is answered.
     answered: String,
+    /// When the write that is refused was tried, and how it is tried again.
+    tries: Vec<DateTime<Utc>>,
+    retries: Option<Retries>,
+    /// The operator's role as it was, where a right was taken from it.
+    role: Option<Value>,
+    /// The definition of boosts, where it was deleted.
+    definition: Option<Value>,
+    /// How many pods like it there are.
+    others: u32,
+    /// Where the pods are that have filled the node.
+    crowd: Option<String>,
     began: DateTime<Utc>,
 }
 
@@ -89,9 +117,23 @@ impl<'a> Real<'a> {
             version: Value::Null,
             made: false,
             answered: String::new(),
+            tries: Vec::new(),
+            retries: None,
+            role: None,
+            definition: None,
+            others: 0,
+            crowd: None,
             began: Utc::now(),
         };
         bed.namespace(place).await?;
+        if let Some(free) = &life.free {
+            real.crowd = Some(crowd(bed, place, free).await?);
+        }
+        for object in &life.beside {
+            let mut object = object.clone();
+            object["metadata"]["namespace"] = json!(place);
+            bed.cluster.plane.apply(&object.to_string()).await?;
+        }
         let boosts = world::boosts(&real.admit)?;
         let until = real.admit.until.as_deref().unwrap_or_default();
         if until.contains("container Started") {
@@ -134,15 +176,46 @@ impl<'a> Real<'a> {
             &expected,
             &[("timestamp", since(self.began))],
         )?;
-        self.bed.running(self.place, "p").await?;
-        if let Some(change) = &self.life.record {
-            let pod = self.pod().await?;
-            let mut record: Value = serde_json::from_str(record_text(&pod).unwrap_or_default())?;
-            merge(&mut record, change);
-            let marks = json!({"annotations": {KEY: record.to_string()}});
-            self.edit(&json!({"metadata": marks})).await?;
+        if self.crowd.is_some() {
+            self.bed.unschedulable(self.place, "p").await?;
+        } else {
+            self.bed.running(self.place, "p").await?;
         }
-        Ok(())
+        match &self.life.record {
+            Some(change) => self.change_record(change).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Creates another pod like it, which is boosted too.
+    async fn create_another(&mut self) -> anyhow::Result<()> {
+        self.bed.boosts_are_seen().await?;
+        self.bed.replicas_are_asked().await?;
+        self.others += 1;
+        let mut sent = self.sent.clone();
+        sent["metadata"]["name"] = json!(format!("p-{}", self.others));
+        let boosts = world::boosts(&self.admit)?;
+        let expected = world::answered(self.cases, &self.admit, &boosts, time(BOOSTED)?)?;
+        let created = self.bed.create(self.place, "", &sent).await?.accepted()?;
+        same_pod(&created, &expected, &[("timestamp", since(self.began))])
+    }
+
+    /// A pod like it that would be created now gets these values.
+    async fn is_admitted(&self, answer: &str) -> anyhow::Result<()> {
+        let admit = Admit {
+            answer: answer.to_owned(),
+            ..self.admit.clone()
+        };
+        let boosts = world::boosts(&admit)?;
+        let expected = world::answered(self.cases, &admit, &boosts, time(BOOSTED)?)?;
+        let mut sent = self.sent.clone();
+        sent["metadata"]["name"] = json!("q");
+        eventually("a pod is admitted so", SOON, || async {
+            let created = self.bed.create(self.place, "?dryRun=All", &sent).await?;
+            let times = [("timestamp", since(self.began))];
+            same_pod(&created.accepted()?, &expected, &times)
+        })
+        .await
     }
 
     /// Learns what only the real pod can tell: who it is, and when it was boosted.
@@ -168,28 +241,38 @@ impl<'a> Real<'a> {
 
     /// Lets happen what precedes a look, and compares what comes of it.
     async fn look(&mut self, look: &Look, next: Option<&Look>) -> anyhow::Result<()> {
+        if let Some(role) = self.role.take() {
+            rough::give_right(self.bed, &role).await?;
+        }
+        let made = std::mem::take(&mut self.made);
         ensure!(
-            !look.new_leader && look.meanwhile.is_empty(),
-            "the replicas are shared: none of them can be told what to do"
+            made || look.meanwhile.is_empty(),
+            "another leader writes when this one does"
         );
-        let interloper = match &look.answered {
-            None => None,
-            Some(answered) => {
-                answered.clone_into(&mut self.answered);
-                let meanwhile = self.meanwhile(answered, next)?;
-                Some(Interloper::start(self.bed, self.place, meanwhile).await?)
-            }
-        };
+        let interloper = self.interloper(look, next).await?;
         // Where the pod was made anew, the operator may have ended its boost already.
         let began = if self.answered.is_empty() {
             Utc::now()
         } else {
             self.began
         };
-        if !std::mem::take(&mut self.made) {
+        if look.new_leader {
+            // Those that were there see nothing of what is new.
+            self.bed.crash_replicas()?;
+        }
+        if !made {
             self.enact(look).await?;
         }
+        if look.new_leader {
+            self.bed.start_replica().await?;
+        }
         self.model.change(look)?;
+        for _ in 0..look.more {
+            self.create_another().await?;
+        }
+        if let Some(resize) = &look.tries {
+            self.is_tried(resize, began).await?;
+        }
         for (index, text) in look.then.iter().enumerate() {
             let is_last = index + 1 == look.then.len();
             let answered = look.answered.as_deref().filter(|_| is_last);
@@ -198,17 +281,51 @@ impl<'a> Real<'a> {
                 self.is_forgotten(look).await?;
                 continue;
             }
-            let came = self.comes(&alternatives, answered, began).await;
+            if let (Some("reset"), Some((interloper, _))) = (answered, &interloper) {
+                // Nothing is noted of a write during which the API server dies.
+                interloper.has_met().await?;
+                rough::restart_api_server(self.bed).await?;
+                self.retries = None;
+                continue;
+            }
+            let came = self.comes(&alternatives, answered, look, began).await;
             came.with_context(|| match self.writes() {
                 Ok(writes) => format!("expected: {text}; all writes: {writes:#?}"),
                 Err(error) => format!("expected: {text}; {error:#}"),
             })?;
         }
-        if let Some(interloper) = interloper {
+        if look.then.last().is_none_or(|then| then != "forget") {
+            self.is_told(look, &self.uid).await?;
+        }
+        self.is_printed(look).await?;
+        if let Some(answer) = &look.admits {
+            self.is_admitted(answer).await?;
+        }
+        if let Some((interloper, makes_next)) = interloper {
             interloper.end().await?;
-            self.made = next.is_some();
+            self.made = makes_next && next.is_some();
         }
         Ok(())
+    }
+
+    /// Who makes the API server answer as a look says, and whether that makes the next look's changes. Nobody is needed
+    /// where what precedes the look makes it answer so.
+    async fn interloper(
+        &mut self,
+        look: &Look,
+        next: Option<&Look>,
+    ) -> anyhow::Result<Option<(Interloper, bool)>> {
+        let Some(answered) = &look.answered else {
+            return Ok(None);
+        };
+        answered.clone_into(&mut self.answered);
+        (self.retries, self.tries) = (look.retries, Vec::new());
+        let Some(meanwhile) = self.meanwhile(look, next)? else {
+            return Ok(None);
+        };
+        let makes_next = !matches!(meanwhile, Meanwhile::Refused(..) | Meanwhile::Slow(_));
+        let interloper = Interloper::start(self.bed, self.place, meanwhile).await?;
+        Ok(Some((interloper, makes_next)))
     }
 
     /// Compares the next write, where there must be one; where there may be none, waits until it would have come.
@@ -216,12 +333,14 @@ impl<'a> Real<'a> {
         &mut self,
         alternatives: &[Then],
         answered: Option<&str>,
+        look: &Look,
         began: DateTime<Utc>,
     ) -> anyhow::Result<()> {
         let is_write =
             |then: &Then| matches!(then, Then::Resize(_) | Then::Finish(_) | Then::DropClaim);
+        let patience = self.patience(look)?;
         let write = if alternatives.iter().all(is_write) {
-            Some(self.next_write().await?)
+            Some(self.next_write(patience).await?)
         } else {
             self.bed.leader_has_seen().await?;
             self.writes()?.into_iter().nth(self.compared)
@@ -230,11 +349,19 @@ impl<'a> Real<'a> {
             return Ok(());
         };
         // The kubelet writes to the pod too (409), and an interloper that leaves may still be asked (500). Neither is a
-        // fault of the operator's, where the look that follows does better.
-        while answered.is_none() && [409, 500].contains(&write.code) {
+        // fault of the operator's, where the look that follows does better. What is refused may have been tried again.
+        while answered.is_none() && self.may_fail(&write) {
             self.compared += 1;
-            write = self.next_write().await?;
+            self.note_try(&write)?;
+            write = self.next_write(patience).await?;
         }
+        self.note_try(&write)?;
+        // A pod that was boosted before we came may be ended before anything happens.
+        ensure!(
+            write.received >= began || self.life.annotation.is_some(),
+            "the operator wrote before that, at {}",
+            write.received
+        );
         let fits = |then: &&Then| match then {
             Then::Resize(_) => write.is_resize,
             then => is_write(then) && !write.is_resize,
@@ -255,9 +382,14 @@ impl<'a> Real<'a> {
             }
             _ => self.model.drop_claim_body(),
         };
-        self.same_body(&write.body, &wanted, began)?;
+        // Where the right to write is missing, nobody reads the body.
+        if !answered.is_some_and(is_missing_right) {
+            self.same_body(&write.body, &wanted, began)?;
+        }
         let code = match answered {
             None => 200,
+            // Whatever nobody waits for any more.
+            Some(answered) if is_cut(answered) && write.code != 200 => write.code,
             // It compares the version first, and does not get to the uid.
             Some(answered) if is_made_anew(answered) => 409,
             Some(answered) => status_of(answered).parse()?,
@@ -269,9 +401,165 @@ impl<'a> Real<'a> {
         );
         self.compared += 1;
         match (answered, then) {
+            (Some(answered), _) if self.retries.is_some() => {
+                if !is_cut(answered) {
+                    self.says(&write, answered)?;
+                }
+                if self.retries == Some(Retries::Growing) {
+                    self.pauses_grow(&wanted, began).await?;
+                }
+            }
             (Some(_), _) => self.model.written(),
             (None, Then::Resize(_)) => self.model.resize(&wanted),
             (None, _) => self.model.finish(&wanted),
+        }
+        Ok(())
+    }
+
+    /// How long a write may take.
+    fn patience(&self, look: &Look) -> anyhow::Result<Duration> {
+        let within = look.within.as_deref().map_or(Ok(0), seconds)?;
+        let story = self.model.now - time("10:00:00")?;
+        let story = story.clamp(TimeDelta::zero(), STORY).to_std()?;
+        Ok(SOON + story.max(Duration::from_secs(within)))
+    }
+
+    /// Whether a write that is not answered as it should be in the end is no fault.
+    fn may_fail(&self, write: &Write) -> bool {
+        let is_retried = self.retries.is_some();
+        let is_same = || write.code.to_string() == status_of(&self.answered);
+        [409, 500].contains(&write.code)
+            || is_retried && write.code != 200 && (is_cut(&self.answered) || is_same())
+    }
+
+    /// Waits for more tries of a write; each is like the first, and the pauses grow.
+    async fn pauses_grow(&mut self, wanted: &Value, began: DateTime<Utc>) -> anyhow::Result<()> {
+        while self.tries.len() < GROWN {
+            let write = self.next_write(SOON).await?;
+            // What failed has changed nothing, so the next may be for the same version.
+            self.version = Value::Null;
+            self.same_body(&write.body, wanted, began)?;
+            ensure!(self.may_fail(&write), "it is {write:?}");
+            self.note_try(&write)?;
+            self.compared += 1;
+        }
+        let pauses: Vec<TimeDelta> = self
+            .tries
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .collect();
+        // How long a try takes is in them, so that not each must be longer than the one before.
+        ensure!(
+            pauses.last() > pauses.first() && pauses.iter().all(|pause| *pause < SLOW),
+            "the pauses are {pauses:?}"
+        );
+        Ok(())
+    }
+
+    /// Compares the pauses between the tries of a write that is refused.
+    fn note_try(&mut self, write: &Write) -> anyhow::Result<()> {
+        let Some(retries) = self.retries else {
+            return Ok(());
+        };
+        let pause = self.tries.last().map(|last| write.received - *last);
+        self.tries.push(write.received);
+        match (retries, pause) {
+            (Retries::Slow, Some(pause)) => ensure!(pause >= SLOW, "tried again after {pause}"),
+            (Retries::QuickThenSlow, Some(pause)) if pause < SLOW => {
+                ensure!(self.tries.len() <= QUICK, "too many quick tries");
+            }
+            _ => {}
+        }
+        if write.code < 300 {
+            self.retries = None;
+        }
+        // Nothing says that the pod must have changed.
+        self.version = Value::Null;
+        Ok(())
+    }
+
+    /// Compares what the API server said with the data, where the operator and the namespace have other names.
+    fn says(&self, write: &Write, answered: &str) -> anyhow::Result<()> {
+        let (_, text) = answered.split_once(' ').context("code and text")?;
+        let text = text
+            .replace("\"u\"", &format!("{:?}", operator()))
+            .replace("\"ns\"", &format!("{:?}", self.place));
+        ensure!(
+            write.message.contains(&text),
+            "the API server says {:?}, expected {text:?}",
+            write.message
+        );
+        Ok(())
+    }
+
+    /// The operator tries a resize with a dry run.
+    async fn is_tried(&mut self, resize: &str, began: DateTime<Utc>) -> anyhow::Result<()> {
+        let [Then::Resize(containers)] = &Then::read(resize)?[..] else {
+            bail!("{resize:?} is no resize");
+        };
+        let tried = eventually("the operator tries", SOON, || async {
+            let mut tries = self.bed.audit.tries(self.place, "p")?;
+            tries.retain(|tried| tried.received >= began);
+            tries
+                .into_iter()
+                .next()
+                .context("no dry run is in the audit log")
+        })
+        .await?;
+        // The policy under which we may touch nothing but CPU notices the defaults too.
+        let is_tried = [200, 403].contains(&tried.code);
+        ensure!(is_tried && tried.is_resize, "it is {tried:?}");
+        let wanted = self.model.resize_body(containers);
+        self.same_body(&tried.body, &wanted, began)?;
+        self.version = Value::Null;
+        Ok(())
+    }
+
+    /// What people and other programs are told.
+    async fn is_told(&self, look: &Look, uid: &str) -> anyhow::Result<()> {
+        if !look.tells() {
+            return Ok(());
+        }
+        let bed = self.bed;
+        eventually("people are told", SOON, || async {
+            if let Some(right) = &look.events {
+                let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", self.place);
+                let events = bed.get(&path).await?.accepted()?;
+                let events = events["items"].as_array().context("a list")?;
+                told::same_events(events, uid, right)?;
+            }
+            if look.is_in_status() {
+                let b = bed.get(&format!("{}/b", boosts(self.place))).await?;
+                told::same_status(&b.accepted()?, look)?;
+            }
+            told::same_metrics(&bed.leader_metrics().await?, self.place, look)
+        })
+        .await
+    }
+
+    /// What kubectl prints.
+    async fn is_printed(&self, look: &Look) -> anyhow::Result<()> {
+        let plane = &self.bed.cluster.plane;
+        if !look.columns.is_empty() {
+            eventually("kubectl prints the boost", SOON, || async {
+                let printed = plane
+                    .kubectl_ok(&["get", "scb", "b", "-n", self.place])
+                    .await?;
+                told::same_columns(&printed, &look.columns)
+            })
+            .await?;
+        }
+        if !look.described.is_empty() {
+            eventually("kubectl describes the pod", SOON, || async {
+                let described = plane
+                    .kubectl_ok(&["describe", "pod", "p", "-n", self.place])
+                    .await?;
+                for part in &look.described {
+                    ensure!(described.contains(part), "{part:?} is not in\n{described}");
+                }
+                Ok(())
+            })
+            .await?;
         }
         Ok(())
     }
@@ -345,6 +633,7 @@ impl<'a> Real<'a> {
         let anew = self.pod().await?;
         self.meet(&anew)?;
         ensure!(self.uid != old, "the pod was not made anew");
+        self.is_told(look, &old).await?;
         self.is_immutable(&old).await?;
         same_pod(&self.pod().await?, &self.model.pod, &[])?;
         self.bed.running(self.place, "p").await?;
@@ -376,35 +665,66 @@ impl<'a> Real<'a> {
         Ok(())
     }
 
-    /// What makes the API server answer a write so.
-    fn meanwhile(&mut self, answered: &str, next: Option<&Look>) -> anyhow::Result<Meanwhile> {
+    /// What happens while the operator writes, so that the API server answers as a look says.
+    fn meanwhile(&mut self, look: &Look, next: Option<&Look>) -> anyhow::Result<Option<Meanwhile>> {
+        let answered = self.answered.as_str();
         if is_made_anew(answered) {
-            return Ok(Meanwhile::Remade(self.sent.clone()));
+            return Ok(Some(Meanwhile::Remade(self.sent.clone())));
         }
-        ensure!(
-            status_of(answered) == "409",
-            "{answered:?}: nothing makes a real API server answer so"
-        );
-        if let Some(values) = next.and_then(|next| next.somebody.as_deref()) {
-            return Ok(Meanwhile::Resized(resize_of(&containers(values)?)));
+        if is_cut(answered) {
+            return Ok(Some(Meanwhile::Slow(GIVEN_UP)));
+        }
+        if let Some((_, text)) = answered.split_once("denied the request: ") {
+            let code = status_of(answered).parse()?;
+            return Ok(Some(Meanwhile::Refused(code, text.to_owned())));
+        }
+        if let Some((code, text)) = answered
+            .split_once(' ')
+            .filter(|(code, _)| code.starts_with('5'))
+        {
+            return Ok(Some(Meanwhile::Refused(code.parse()?, text.to_owned())));
+        }
+        if status_of(answered) != "409" {
+            ensure!(
+                look.merge.is_some()
+                    || look.limit_ranges.is_some()
+                    || self.life.record.is_some()
+                    || is_missing_right(answered),
+                "{answered:?}: nothing makes a real API server answer so"
+            );
+            return Ok(None);
+        }
+        let Some(next) = next else {
+            bail!("what comes of the conflict?");
+        };
+        if !next.meanwhile.is_empty() {
+            let writes = next.meanwhile.iter().map(|text| other(text));
+            return Ok(Some(Meanwhile::Written(writes.collect::<Result<_, _>>()?)));
+        }
+        if let Some(values) = next.somebody.as_deref() {
+            return Ok(Some(Meanwhile::Resized(resize_of(&containers(values)?))));
         }
         let change = json!({"metadata": {"annotations": {"other": "annotation"}}});
         merge(&mut self.model.pod, &change);
-        Ok(Meanwhile::Annotated(change))
+        Ok(Some(Meanwhile::Annotated(change)))
     }
 
     /// Makes the changes that precede a look.
     async fn enact(&mut self, look: &Look) -> anyhow::Result<()> {
         ensure!(
-            look.scheduled.is_none(),
+            look.scheduled.is_none() || self.crowd.is_some(),
             "the stand-in for the scheduler does as it likes"
         );
         let (node, place) = (&self.bed.cluster.node, self.place);
-        if look.ready.is_some() {
-            node.set_ready(place, "p", true).await?;
+        if let Some(entries) = &look.limit_ranges {
+            self.bed.limit(place, entries).await?;
         }
-        if let Some(phase) = &look.phase {
-            node.set_phase(place, "p", phase).await?;
+        if !look.quotas.is_empty() {
+            let quotas = world::quotas(&look.quotas);
+            self.bed.hold_to(place, &quotas).await?;
+        }
+        if let Some(change) = &look.record {
+            self.change_record(change).await?;
         }
         for (map, mark) in [("labels", &look.label), ("annotations", &look.annotation)] {
             if let Some(mark) = mark {
@@ -424,13 +744,29 @@ impl<'a> Real<'a> {
                 let annotated = json!({"metadata": {"annotations": {key: value}}});
                 self.edit(&annotated).await?;
                 merge(&mut self.model.pod, &annotated);
+                if value == IGNORE {
+                    self.change_pod(change).await?;
+                }
                 self.comes_about(change).await?;
             }
             (None, Some(change)) => self.change_pod(change).await?,
             (_, None) => {}
         }
-        if let Some(change) = &look.boost {
-            self.change_boost(change, look).await?;
+        match look.boost.as_deref() {
+            None => {}
+            Some("definition deleted") => {
+                self.definition = Some(rough::delete_definition(self.bed).await?);
+            }
+            Some("definition installed") => {
+                let definition = self.definition.take().context("it is there")?;
+                rough::install_definition(self.bed, &definition).await?;
+                let boosts = world::boosts(&self.admit)?;
+                self.bed.make_boosts(place, &boosts).await?;
+            }
+            Some(change) => self.change_boost(change, look).await?,
+        }
+        if look.answered.as_deref().is_some_and(is_missing_right) {
+            self.role = Some(rough::take_right(self.bed).await?);
         }
         if let Some(boost) = &look.new_boost {
             let mut model = self.model.clone();
@@ -442,7 +778,20 @@ impl<'a> Real<'a> {
             self.bed.make_boosts(place, &model.boosts[known..]).await?;
             self.bed.boosts_are_seen().await?;
         }
+        // What makes the boost due comes last.
+        if look.ready.is_some() {
+            node.set_ready(place, "p", true).await?;
+        }
+        if let Some(phase) = &look.phase {
+            node.set_phase(place, "p", phase).await?;
+        }
         Ok(())
+    }
+
+    /// Changes the real pod's record.
+    async fn change_record(&self, change: &Value) -> anyhow::Result<()> {
+        let change = world::changed_record(&self.pod().await?, change)?;
+        self.edit(&change).await.map(drop)
     }
 
     /// Merges a change into the pod; its times are now.
@@ -502,11 +851,10 @@ impl<'a> Real<'a> {
             })?;
             let b = model.boosts.iter().find(|boost| boost.name == "b");
             let changed = &b.context("there is no b")?.object;
-            let mut object = self.bed.get(&path).await?.accepted()?;
-            for field in ["selector", "spec"] {
-                object[field] = changed[field].clone();
-            }
-            self.bed.put(&path, &object).await?.accepted()?;
+            // Without a version: the operator may write its status meanwhile.
+            let set = |field: &str| json!({"op": "add", "path": format!("/{field}"), "value": changed[field]});
+            let body = json!([set("selector"), set("spec")]);
+            self.bed.patch(&path, JSON_PATCH, &body).await?.accepted()?;
         }
         self.bed.boosts_are_seen().await
     }
@@ -520,7 +868,17 @@ impl<'a> Real<'a> {
             "more writes than expected: {writes:?}"
         );
         let ended = [("endedTimestamp", since(self.began))];
-        same_pod(&self.pod().await?, &self.model.pod, &ended).context("at the end")
+        same_pod(&self.pod().await?, &self.model.pod, &ended).context("at the end")?;
+        if let Some(crowd) = &self.crowd {
+            let scheduled = self.bed.running(self.place, "p").await;
+            scheduled.context("it is not scheduled")?;
+            self.bed.remove(crowd, FILLER).await?;
+        }
+        // Nobody starts them again.
+        for replica in self.bed.replicas() {
+            replica.operator.process().check()?;
+        }
+        Ok(())
     }
 
     async fn pod(&self) -> anyhow::Result<Value> {
@@ -537,13 +895,50 @@ impl<'a> Real<'a> {
         self.bed.audit.writes(self.place, "p")
     }
 
-    async fn next_write(&self) -> anyhow::Result<Write> {
-        eventually("the operator writes", SOON, || async {
+    async fn next_write(&self, patience: Duration) -> anyhow::Result<Write> {
+        let find = || async {
             let write = self.writes()?.into_iter().nth(self.compared);
             write.context("nothing is in the audit log")
-        })
-        .await
+        };
+        match eventually("the operator writes", AT_HAND, find).await {
+            Ok(write) => Ok(write),
+            Err(_) => bed::aside(eventually("the operator writes", patience, find)).await?,
+        }
     }
+}
+
+/// What the stand-in for the kubelet does with resizes that it is not to see.
+const IGNORE: &str = "ignore";
+
+/// A write of another leader's.
+fn other(text: &str) -> anyhow::Result<Other> {
+    match &Then::read(text)?[..] {
+        [Then::Resize(containers)] => Ok(Other::Resize(resize_of(containers))),
+        [Then::Finish(Some(by))] => Ok(Other::Finish(by.clone())),
+        _ => bail!("{text:?} is no write"),
+    }
+}
+
+/// Whether a life does to its cluster what would disturb others.
+pub fn is_rough(life: &Life) -> bool {
+    let is_rough = |look: &Look| {
+        let redefined = look.boost.as_deref();
+        look.new_leader
+            || redefined.is_some_and(|change| change.starts_with("definition"))
+            || look.answered.as_deref() == Some("reset")
+            || look.answered.as_deref().is_some_and(is_missing_right)
+    };
+    life.free.is_some() || life.looks.iter().any(is_rough)
+}
+
+/// Whether a write never gets an answer.
+fn is_cut(answered: &str) -> bool {
+    matches!(answered, "hang" | "reset")
+}
+
+/// Whether a write is answered so because our account lacks a right.
+fn is_missing_right(answered: &str) -> bool {
+    answered.contains("cannot patch resource")
 }
 
 /// Whether a write is answered so because another pod has got the name.
@@ -583,11 +978,25 @@ fn note_of(look: &Look) -> Option<(&'static str, String)> {
         let reason = condition["reason"].as_str().unwrap_or("actuate");
         return Some(("testbed/resize", reason.to_lowercase()));
     }
+    if let Some(resources) = reported_resources(change) {
+        let does = if resources.is_null() {
+            IGNORE
+        } else {
+            "actuate"
+        };
+        return Some(("testbed/resize", does.to_owned()));
+    }
     let after = match change.get("status")?.get("observedGeneration")?.as_i64()? {
         1 => "never",
         _ => "0ms",
     };
     Some(("testbed/actuate-after", after.to_owned()))
+}
+
+/// What the kubelet reports of a container's resources, in a change of a pod.
+fn reported_resources(change: &Value) -> Option<&Value> {
+    let statuses = change.get("status")?.get("containerStatuses")?.as_array()?;
+    statuses.iter().find_map(|status| status.get("resources"))
 }
 
 /// The condition of a resize in a change of a pod.

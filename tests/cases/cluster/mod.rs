@@ -13,6 +13,7 @@ mod bed;
 mod compare;
 mod interloper;
 mod life;
+mod rough;
 mod stored;
 mod storm;
 
@@ -97,6 +98,15 @@ async fn run(cases: &Cases, id: Id, case: &Case) -> anyhow::Result<()> {
     }
     for life in case.end.iter() {
         let admit = world::admitted(cases, id, life)?;
+        if life::is_rough(life) {
+            let rough = Bed::rough().await?;
+            let done = life::check(rough.bed, cases, id, &place(), life).await;
+            rough
+                .bed
+                .blame(done, || about("end", life.about.as_ref()))?;
+            rough.give_back();
+            continue;
+        }
         let bed = Bed::with(&flags(admit.remove_limits, &admit.flags)).await?;
         let done = life::check(bed, cases, id, &place(), life).await;
         bed.blame(done, || about("end", life.about.as_ref()))?;
@@ -128,8 +138,8 @@ impl Bed {
     ) -> anyhow::Result<()> {
         let result = result.with_context(what);
         if result.is_err() {
-            for replica in &self.cluster.replicas {
-                if let Err(ended) = replica.process().check() {
+            for replica in self.replicas() {
+                if let Err(ended) = replica.operator.process().check() {
                     return result.context(format!("{ended:#}"));
                 }
             }

@@ -88,8 +88,8 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, stored: &Stored) -> an
         }
     }
     // Nobody starts them again.
-    for replica in &bed.cluster.replicas {
-        replica.process().check()?;
+    for replica in bed.replicas() {
+        replica.operator.process().check()?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{
     admit::placed,
-    bed::{Bed, SOON, pods},
+    bed::{Bed, pods},
     compare::{same_pod, since},
     interloper::{Interloper, Meanwhile},
 };
@@ -81,11 +81,7 @@ pub async fn check(
     let takes = Duration::from_secs(seconds(&storm.resize_takes)?);
     let slow = Interloper::start(bed, place, Meanwhile::Slow(takes)).await?;
     bed.cluster.node.set_behaviour(Behaviour::default());
-    eventually("resizes are under way", SOON, || async {
-        ensure!(slow.met() > 0, "none is");
-        Ok(())
-    })
-    .await?;
+    slow.has_met().await?;
     stream::iter(0..storm.created)
         .map(|index| create(elsewhere.clone(), format!("p-{index}")))
         .buffer_unordered(AT_ONCE)

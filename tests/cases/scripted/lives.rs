@@ -414,6 +414,14 @@ impl<'a> Stage<'a> {
                 self.server.create(world::limit_range("later", entries));
             }
         }
+        for quota in world::quotas(&look.quotas) {
+            self.server.create(quota);
+        }
+        for index in 0..look.more {
+            let mut other = self.young.clone();
+            other.pod["metadata"]["name"] = json!(format!("p-{index}"));
+            create_pod(&self.server, &other);
+        }
         if self.undefined.is_none() {
             self.put_boosts();
         }
@@ -621,8 +629,9 @@ impl<'a> Stage<'a> {
             let uid = self.uid.as_str().unwrap_or_default();
             told::same_events(&self.server.list("events"), uid, right)?;
         }
-        if let Some(b) = self.server.get("startupcpuboosts", "ns", "b") {
-            told::same_status(&b, look)?;
+        if look.is_in_status() {
+            let b = self.server.get("startupcpuboosts", "ns", "b");
+            told::same_status(&b.context("there is no b")?, look)?;
         }
         match &self.leader {
             Some(leader) => told::same_metrics(&leader.metrics.text(), "ns", look),
@@ -633,6 +642,8 @@ impl<'a> Stage<'a> {
     /// What a pod like this one gets that is created now.
     fn check_admission(&self, right: &str) -> anyhow::Result<()> {
         let leader = self.leader.as_ref().context("nobody is there")?;
+        let missing = leader.snapshots.missing();
+        ensure!(missing.is_empty(), "it is not Ready: {missing:?}");
         let admit = Admit {
             answer: right.to_owned(),
             ..self.admit.clone()
@@ -734,7 +745,7 @@ impl<'a> Stage<'a> {
 
     fn writes(&self) -> Vec<Recorded> {
         let mut writes = self.server.writes();
-        writes.retain(is_pod_write);
+        writes.retain(|write| is_pod_write(write) && is_about_p(write));
         writes
     }
 
@@ -832,6 +843,12 @@ pub(super) fn put_boosts(server: &MemoryServer, world: &World) {
 /// Whether a request is a PATCH of a pod or of its resize.
 fn is_pod_write(write: &Recorded) -> bool {
     write.verb == "PATCH" && write.path.contains("/pods/")
+}
+
+/// Whether a write is to the pod that the case is about.
+fn is_about_p(write: &Recorded) -> bool {
+    let path = write.path.strip_suffix("/resize").unwrap_or(&write.path);
+    path.ends_with("/pods/p")
 }
 
 fn is_some_write(then: &Then) -> bool {
