@@ -36,6 +36,8 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 const HEADER_DEADLINE: Duration = Duration::from_secs(120);
 /// How long a new connection may be silent. The API server opens one because it has something to ask.
 const FIRST_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
+/// What a connection may have in its buffer, in bytes: a usual review whole. Without a bound it grows to 400 KiB.
+const READ_BUFFER: usize = 64 << 10;
 /// After an accept error, such as too many open files, so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -75,6 +77,7 @@ where
     let acceptor = tls.map(TlsAcceptor::from);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
+        .max_buf_size(READ_BUFFER)
         .header_read_timeout(HEADER_DEADLINE);
     let open = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(connections));
