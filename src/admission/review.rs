@@ -119,10 +119,8 @@ pub(super) fn read(body: &[u8]) -> Result<Asked<'_>, BadReview> {
 
 /// Refuses what is nested too deep. Nearly all bodies have fewer brackets than the limit, which is quick to see.
 fn check_depth(body: &[u8]) -> Result<(), BadReview> {
-    if memchr::memchr2_iter(b'{', b'[', body)
-        .nth(MAX_DEPTH)
-        .is_none()
-    {
+    let opening = body.iter().filter(|byte| matches!(byte, b'{' | b'['));
+    if opening.count() <= MAX_DEPTH {
         return Ok(());
     }
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
