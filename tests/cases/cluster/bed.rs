@@ -40,7 +40,7 @@ use crate::{
 /// How long anything may take that needs no time by itself. Two cores are shared.
 pub const SOON: Duration = Duration::from_secs(30);
 /// Cases that run at the same time, however many threads the tests have.
-const AT_ONCE: usize = 6;
+const AT_ONCE: u32 = 6;
 /// Where boosts are made to see that those before them are known.
 const MARKERS: &str = "c-markers";
 /// Where pods live whose end shows that the leader has got to what was before them.
@@ -59,7 +59,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         .build()
         .expect("a runtime needs nothing that can be missing")
 });
-static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
+static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
 tokio::task_local! {
     /// The turn of the test that runs.
     static TURN: RefCell<Option<SemaphorePermit<'static>>>;
@@ -86,9 +86,25 @@ pub fn run<T>(test: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T
 pub async fn aside<T>(wait: impl Future<Output = T>) -> anyhow::Result<T> {
     drop(TURN.with(RefCell::take));
     let done = wait.await;
+    take_turn().await?;
+    Ok(done)
+}
+
+/// Works while no other test has a turn: how long it takes must not be their doing.
+pub async fn alone<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    drop(TURN.with(RefCell::take));
+    let all = TURNS.acquire_many(AT_ONCE).await;
+    let all = all.context("tests have their turns")?;
+    let done = work.await;
+    drop(all);
+    take_turn().await?;
+    done
+}
+
+async fn take_turn() -> anyhow::Result<()> {
     let turn = TURNS.acquire().await.context("tests have their turns")?;
     TURN.with(|mine| mine.replace(Some(turn)));
-    Ok(done)
+    Ok(())
 }
 
 /// One cluster.

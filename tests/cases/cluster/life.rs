@@ -282,10 +282,9 @@ impl<'a> Real<'a> {
                 continue;
             }
             if let (Some("reset"), Some((interloper, _))) = (answered, &interloper) {
-                // Nothing is noted of a write during which the API server dies.
+                // Nothing is noted of a write during which the API server dies. More may be cut until the interloper goes.
                 interloper.has_met().await?;
                 rough::restart_api_server(self.bed).await?;
-                self.retries = None;
                 continue;
             }
             let came = self.comes(&alternatives, answered, look, began).await;

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::{
     admit::placed,
-    bed::{Bed, pods},
+    bed::{Bed, alone, pods},
     compare::{same_pod, since},
     interloper::{Interloper, Meanwhile},
 };
@@ -79,15 +79,18 @@ pub async fn check(
     .await?;
 
     let takes = Duration::from_secs(seconds(&storm.resize_takes)?);
-    let slow = Interloper::start(bed, place, Meanwhile::Slow(takes)).await?;
-    bed.cluster.node.set_behaviour(Behaviour::default());
-    slow.has_met().await?;
-    stream::iter(0..storm.created)
-        .map(|index| create(elsewhere.clone(), format!("p-{index}")))
-        .buffer_unordered(AT_ONCE)
-        .try_collect::<()>()
-        .await?;
-    let met = slow.met();
-    ensure!(met < storm.ready, "the storm was over too soon");
-    slow.end().await
+    let storm = async {
+        let slow = Interloper::start(bed, place, Meanwhile::Slow(takes)).await?;
+        bed.cluster.node.set_behaviour(Behaviour::default());
+        slow.has_met().await?;
+        stream::iter(0..storm.created)
+            .map(|index| create(elsewhere.clone(), format!("p-{index}")))
+            .buffer_unordered(AT_ONCE)
+            .try_collect::<()>()
+            .await?;
+        let met = slow.met();
+        ensure!(met < storm.ready, "the storm was over too soon");
+        slow.end().await
+    };
+    alone(storm).await
 }
