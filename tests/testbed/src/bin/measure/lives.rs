@@ -25,6 +25,7 @@ pub(crate) const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
 /// What the pods ask for: little, so that many fit on the one node. A boost doubles it.
 pub(crate) const ORIGINAL: &str = "1m";
 const ACCOUNT: &str = "system:serviceaccount:headstart-system:headstart";
+const SOON: Duration = Duration::from_secs(30);
 /// Pods that are created at a time.
 const CREATE_AT_ONCE: usize = 32;
 
@@ -49,7 +50,17 @@ pub(crate) async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()>
         })
     }));
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    plane.apply(&list.to_string()).await.map(drop)
+    plane.apply(&list.to_string()).await?;
+    // A pod that comes before the replicas know its boost gets none.
+    eventually("the boosts are known", SOON, || async {
+        let active = r#"jsonpath={.items[*].status.conditions[?(@.type=="Active")].status}"#;
+        let known = plane
+            .kubectl_ok(&["get", "scb", "-n", NAMESPACE, "-o", active])
+            .await?;
+        ensure!(known.split_whitespace().count() == groups.len(), "{known}");
+        Ok(())
+    })
+    .await
 }
 
 /// The pod of that number in a group. Those of the group `unrelated` wait for ever: no boost matches them, and no
