@@ -9,7 +9,7 @@ use super::{
     cpu::Cpu,
     end::{self, Due, EndSettings, EndedBy},
     policy::Policy,
-    qos::qos_class,
+    qos::{QosClass, qos_class},
     quantity::MilliCpu,
     record::{Loan, LoanValue, Record, Set, State},
 };
@@ -289,31 +289,45 @@ impl Loans {
     /// A limit that stops at a request which somebody has raised must not make the pod Guaranteed: the API server would
     /// refuse that resize for ever (`ValidatePodResize`). It then stops 1m above.
     fn keep_class(&mut self, pod: &Pod) {
-        let containers: Vec<_> = pod.all_containers().collect();
-        let now = |index: usize| Cpu::of(containers[index]);
-        let then = |index: usize| {
-            let mut reverts = self.outstanding.iter();
-            let revert = reverts.find(|revert| revert.name == containers[index].name);
-            let to = revert.map_or(Cpu::default(), |revert| revert.to);
-            Cpu {
-                request: to.request.or(now(index).request),
-                limit: to.limit.or(now(index).limit),
-            }
+        let now = |name: &str| pod.container(name).map(Cpu::of).unwrap_or_default();
+        let stops_at = |revert: &ContainerRevert| {
+            revert.to.request.is_none() && revert.to.limit == now(&revert.name).request
         };
-        if qos_class(pod, now) == qos_class(pod, then) {
+        if !self.outstanding.iter().any(stops_at) || self.class_after(pod) == class_of(pod) {
             return;
         }
-        for revert in &mut self.outstanding {
-            let now = pod.container(&revert.name).map(Cpu::of).unwrap_or_default();
-            let stops_at = revert.to.request.is_none() && revert.to.limit == now.request;
-            if stops_at {
-                let above = revert.to.limit.map(one_more);
-                revert.to.limit = above.filter(|to| now.limit.is_none_or(|limit| *to < limit));
-            }
+        for revert in self
+            .outstanding
+            .iter_mut()
+            .filter(|revert| stops_at(revert))
+        {
+            let above = revert.to.limit.map(one_more);
+            let limit = now(&revert.name).limit;
+            revert.to.limit = above.filter(|to| limit.is_none_or(|limit| *to < limit));
         }
         self.outstanding
             .retain(|revert| revert.to != Cpu::default());
     }
+
+    /// The class of the pod when all that is outstanding is back.
+    fn class_after(&self, pod: &Pod) -> QosClass {
+        let containers: Vec<_> = pod.all_containers().collect();
+        qos_class(pod, |index| {
+            let now = Cpu::of(containers[index]);
+            let mut reverts = self.outstanding.iter();
+            let revert = reverts.find(|revert| revert.name == containers[index].name);
+            let to = revert.map_or(Cpu::default(), |revert| revert.to);
+            Cpu {
+                request: to.request.or(now.request),
+                limit: to.limit.or(now.limit),
+            }
+        })
+    }
+}
+
+fn class_of(pod: &Pod) -> QosClass {
+    let containers: Vec<_> = pod.all_containers().collect();
+    qos_class(pod, |index| Cpu::of(containers[index]))
 }
 
 fn one_more(cpu: MilliCpu) -> MilliCpu {

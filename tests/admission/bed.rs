@@ -1,31 +1,25 @@
 //! The cluster that all tests here share, and what they ask of its API server.
 
-use std::{path::Path, sync::LazyLock, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use http::{Method, Request};
-use kube::{Client, client::Body};
+use kube::Client;
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, ControlPlane, Options, cluster::SYSTEM_NAMESPACE, eventually};
-use tokio::{runtime::Runtime, sync::OnceCell, time::timeout};
+use testbed::{
+    Answer, Behaviour, Cluster, ControlPlane, Options, Rest,
+    cluster::{RUNTIME, SYSTEM_NAMESPACE},
+    eventually,
+    rest::{STRATEGIC, pods},
+};
+use tokio::sync::OnceCell;
 
 /// How long anything may take that needs no time by itself.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 /// A label of namespaces for whose pods our webhook is not called.
 pub(crate) const UNCALLED: &str = "uncalled";
 
-const JSON: &str = "application/json";
-const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const WEBHOOKS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
 
-/// Everything asynchronous runs here: the cluster outlives each test.
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime needs nothing that can be missing")
-});
 /// It ends with the process.
 static BED: OnceCell<Result<Bed, String>> = OnceCell::const_new();
 
@@ -45,35 +39,10 @@ pub(crate) struct Bed {
     pub(crate) cluster: Cluster,
     /// May do everything.
     pub(crate) client: Client,
+    /// May do everything.
+    pub(crate) api: Rest,
     /// May do what the manifests let the operator do.
-    pub(crate) operator: Client,
-}
-
-/// What the API server said.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    /// The HTTP status.
-    pub(crate) code: u16,
-    /// An object, or a `Status`.
-    pub(crate) body: Value,
-}
-
-impl Answer {
-    /// The object; a refusal is an error.
-    pub(crate) fn accepted(self) -> Result<Value> {
-        let said = self.said();
-        ensure!(self.is_accepted(), "answered with {}: {said}", self.code);
-        Ok(self.body)
-    }
-
-    pub(crate) fn is_accepted(&self) -> bool {
-        self.code < 300
-    }
-
-    /// Why it is refused.
-    pub(crate) fn said(&self) -> &str {
-        self.body["message"].as_str().unwrap_or_default()
-    }
+    operator: Rest,
 }
 
 /// The cluster; the first to ask starts it.
@@ -95,11 +64,13 @@ impl Bed {
         let plane = ControlPlane::start(Options::default()).await?;
         let cluster = Cluster::install(plane, binary(), 0, behaviour).await?;
         let plane = &cluster.plane;
+        let operator = plane
+            .service_account_client(SYSTEM_NAMESPACE, "headstart")
+            .await?;
         let bed = Self {
             client: plane.admin(),
-            operator: plane
-                .service_account_client(SYSTEM_NAMESPACE, "headstart")
-                .await?,
+            api: Rest::new(plane.admin(), SOON),
+            operator: Rest::new(operator, SOON),
             cluster,
         };
         bed.leave_out_uncalled().await?;
@@ -109,18 +80,18 @@ impl Bed {
     /// Adds one expression to the webhook's namespaceSelector, and changes nothing else of it.
     async fn leave_out_uncalled(&self) -> Result<()> {
         let path = format!("{WEBHOOKS}/headstart");
-        let mut webhook = self.get(&path).await?.accepted()?;
+        let mut webhook = self.api.get(&path).await?.accepted()?;
         let expressions = &mut webhook["webhooks"][0]["namespaceSelector"]["matchExpressions"];
         let expressions = expressions.as_array_mut().context("it has a selector")?;
         expressions.push(json!({"key": UNCALLED, "operator": "DoesNotExist"}));
-        self.put(&path, &webhook).await?.accepted().map(drop)
+        self.api.put(&path, &webhook).await?.accepted().map(drop)
     }
 
     /// Makes a namespace with these labels.
     pub(crate) async fn namespace(&self, name: &str, labels: &Value) -> Result<()> {
         let metadata = json!({"name": name, "labels": labels});
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
-        let made = self.post("/api/v1/namespaces", &namespace).await?;
+        let made = self.api.post("/api/v1/namespaces", &namespace).await?;
         made.accepted().map(drop)
     }
 
@@ -133,7 +104,7 @@ impl Bed {
             "spec": {"limits": items},
         });
         let path = format!("/api/v1/namespaces/{namespace}/limitranges");
-        self.post(&path, &range).await?.accepted().map(drop)
+        self.api.post(&path, &range).await?.accepted().map(drop)
     }
 
     /// Makes a ResourceQuota with this `spec` and `status`, which nobody else would write.
@@ -141,22 +112,24 @@ impl Bed {
         let path = format!("/api/v1/namespaces/{namespace}/resourcequotas");
         let mut object = quota.clone();
         object["metadata"] = json!({"name": "compute"});
-        let mut made = self.post(&path, &object).await?.accepted()?;
+        let mut made = self.api.post(&path, &object).await?.accepted()?;
         made["status"] = quota["status"].clone();
         let path = format!("{path}/compute/status");
-        self.put(&path, &made).await?.accepted().map(drop)
+        self.api.put(&path, &made).await?.accepted().map(drop)
     }
 
     /// Creates a pod; `query` as in `?dryRun=All`.
     pub(crate) async fn create(&self, namespace: &str, query: &str, pod: &Value) -> Result<Answer> {
-        self.post(&format!("{}{query}", pods(namespace)), pod).await
+        self.api
+            .post(&format!("{}{query}", pods(namespace)), pod)
+            .await
     }
 
     /// Waits until a pod runs.
     pub(crate) async fn running(&self, namespace: &str, name: &str) -> Result<()> {
         let path = format!("{}/{name}", pods(namespace));
         eventually("the pod runs", SOON, || async {
-            let pod = self.get(&path).await?.accepted()?;
+            let pod = self.api.get(&path).await?.accepted()?;
             let status = &pod["status"];
             ensure!(status["phase"] == "Running", "its status is {status}");
             Ok(())
@@ -173,29 +146,7 @@ impl Bed {
     ) -> Result<Answer> {
         let path = format!("{}/{name}/resize", pods(namespace));
         let body = json!({"spec": {"containers": containers}});
-        send(
-            &self.operator,
-            Method::PATCH,
-            &path,
-            Some((STRATEGIC, &body)),
-        )
-        .await
-    }
-
-    pub(crate) async fn get(&self, path: &str) -> Result<Answer> {
-        send(&self.client, Method::GET, path, None).await
-    }
-
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
-        send(&self.client, Method::POST, path, Some((JSON, body))).await
-    }
-
-    pub(crate) async fn put(&self, path: &str, body: &Value) -> Result<Answer> {
-        send(&self.client, Method::PUT, path, Some((JSON, body))).await
-    }
-
-    pub(crate) async fn patch(&self, path: &str, body: &Value) -> Result<Answer> {
-        send(&self.client, Method::PATCH, path, Some((STRATEGIC, body))).await
+        self.operator.patch(&path, STRATEGIC, &body).await
     }
 
     /// A counter of the API server's, all series together; one that is absent has counted nothing.
@@ -208,39 +159,4 @@ impl Bed {
         let counts = series.map(|count| count.parse::<u64>().with_context(|| metric.to_owned()));
         counts.sum()
     }
-}
-
-/// Path of a namespace's pods.
-pub(crate) fn pods(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/pods")
-}
-
-async fn send(
-    client: &Client,
-    method: Method,
-    path: &str,
-    body: Option<(&str, &Value)>,
-) -> Result<Answer> {
-    let what = || format!("{method} {path}");
-    let mut request = Request::builder().method(method.clone()).uri(path);
-    let mut bytes = Vec::new();
-    if let Some((kind, body)) = body {
-        request = request.header("content-type", kind);
-        bytes = serde_json::to_vec(body)?;
-    }
-    let exchange = async {
-        let answer = client.send(request.body(Body::from(bytes))?).await?;
-        let (head, body) = answer.into_parts();
-        anyhow::Ok((head.status, body.collect_bytes().await?))
-    };
-    let exchanged = timeout(SOON, exchange).await.with_context(what)?;
-    let (status, body) = exchanged.with_context(what)?;
-    let body = serde_json::from_slice(&body).with_context(|| {
-        let text = String::from_utf8_lossy(&body);
-        format!("{} is answered with {text}", what())
-    })?;
-    Ok(Answer {
-        code: status.as_u16(),
-        body,
-    })
 }

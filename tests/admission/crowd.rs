@@ -22,12 +22,12 @@ use headstart::{
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use testbed::{
-    Operator, OperatorOptions, eventually,
+    Answer, Operator, OperatorOptions, eventually,
     generate::{self, Choices, PRIORITY_CLASS, RUNTIME_CLASS},
 };
 
 use crate::{
-    bed::{self, Answer, Bed, SOON, UNCALLED, bed},
+    bed::{self, Bed, SOON, UNCALLED, bed},
     world::{self, Place},
 };
 

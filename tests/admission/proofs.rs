@@ -4,9 +4,12 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use testbed::eventually;
+use testbed::{
+    Answer, eventually,
+    rest::{STRATEGIC, pods},
+};
 
-use crate::bed::{Answer, Bed, SOON, UNCALLED, bed, pods, run};
+use crate::bed::{Bed, SOON, UNCALLED, bed, run};
 
 /// A namespace in which our webhook is not called.
 struct Place {
@@ -317,7 +320,12 @@ fn a_pod_on_an_old_kubelet_can_not_be_resized() -> Result<()> {
         });
         let status = json!({"status": {"phase": "Running", "containerStatuses": [status]}});
         let path = format!("{}/p/status", pods(place.name));
-        place.bed.patch(&path, &status).await?.accepted()?;
+        place
+            .bed
+            .api
+            .patch(&path, STRATEGIC, &status)
+            .await?
+            .accepted()?;
         let answer = place.resize(cpu("250m", "500m")).await?;
         refused(
             &answer,

@@ -24,7 +24,10 @@ use headstart::{
 use kube::{Api, Client, Resource, ResourceExt, api::ListParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::generate::{self, Choices, OVERHEAD, PRIORITY_CLASS, RUNTIME_CLASS, TAINT};
+use testbed::{
+    generate::{self, Choices, OVERHEAD, PRIORITY_CLASS, RUNTIME_CLASS, TAINT},
+    rest::STRATEGIC,
+};
 
 use crate::bed::{Bed, UNCALLED};
 
@@ -120,7 +123,7 @@ impl Place {
         for (number, boost) in self.boosts.iter().enumerate() {
             let names = ["mine", "yours"];
             let boost = named(boost, "StartupCPUBoost", names[number]);
-            bed.post(&path, &boost).await?.accepted()?;
+            bed.api.post(&path, &boost).await?.accepted()?;
         }
         Ok(())
     }
@@ -143,7 +146,7 @@ pub(crate) async fn make(bed: &Bed, choices: &mut Choices) -> Result<Vec<Place>>
     let mut wide = named(&generate::boost(choices), "ClusterStartupCPUBoost", "wide");
     wide["namespaceSelector"] = json!({"matchLabels": {"team": "a"}});
     let path = format!("{BOOSTS}/clusterstartupcpuboosts");
-    bed.post(&path, &wide).await?.accepted()?;
+    bed.api.post(&path, &wide).await?.accepted()?;
     let places: Vec<_> = (0..PLACES)
         .map(|number| Place::new(choices, number))
         .collect();
@@ -162,7 +165,7 @@ async fn make_classes(bed: &Bed) -> Result<()> {
         "overhead": {"podFixed": {"cpu": OVERHEAD}},
     });
     let path = "/apis/node.k8s.io/v1/runtimeclasses";
-    bed.post(path, &class).await?.accepted()?;
+    bed.api.post(path, &class).await?.accepted()?;
     let class = json!({
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -170,7 +173,7 @@ async fn make_classes(bed: &Bed) -> Result<()> {
         "value": 1000,
     });
     let path = "/apis/scheduling.k8s.io/v1/priorityclasses";
-    bed.post(path, &class).await?.accepted().map(drop)
+    bed.api.post(path, &class).await?.accepted().map(drop)
 }
 
 /// A node that can't resize, and that only pods with a toleration get to.
@@ -179,7 +182,11 @@ async fn make_old_node(bed: &Bed) -> Result<()> {
     let taint = json!({"key": TAINT, "value": "yes", "effect": "NoSchedule"});
     let change = json!({"metadata": {"labels": {"pool": "old"}}, "spec": {"taints": [taint]}});
     let path = "/api/v1/nodes/old";
-    bed.patch(path, &change).await?.accepted().map(drop)
+    bed.api
+        .patch(path, STRATEGIC, &change)
+        .await?
+        .accepted()
+        .map(drop)
 }
 
 // === what the program knows of it ===

@@ -66,8 +66,8 @@ pub(crate) struct Scene {
     pub(crate) apart: bool,
     /// Whether admission has missed it, so that a leader raises it.
     pub(crate) missed: bool,
-    /// Whether it shows a fault that is there.
-    pub(crate) open: bool,
+    /// Whether somebody raises its request above its original limit, which then comes down to the request.
+    pub(crate) held_up: bool,
 }
 
 const ONE: &[Container] = &[Container {
@@ -180,14 +180,14 @@ pub(crate) const SCENES: &[Scene] = &[
         containers: ONE,
         resizes: RAISED,
         equal_memory: true,
-        open: true,
+        held_up: true,
         ..NONE
     },
     Scene {
         name: "a burstable pod whose request is raised above its limit",
         containers: ONE,
         resizes: RAISED,
-        open: true,
+        held_up: true,
         ..NONE
     },
 ];
@@ -205,7 +205,7 @@ const NONE: Scene = Scene {
     pending: false,
     apart: false,
     missed: false,
-    open: false,
+    held_up: false,
 };
 
 impl Scene {

@@ -3,10 +3,11 @@
 use anyhow::{Context, bail, ensure};
 use chrono::Utc;
 use serde_json::{Value, json};
+use testbed::{Answer, rest::pods};
 
 use super::{
     audit::Review,
-    bed::{Answer, Bed, pods},
+    bed::Bed,
     compare::{same_pod, since},
 };
 use crate::{
@@ -156,7 +157,7 @@ async fn create_dry(bed: &Bed, place: &str, pod: &Value) -> anyhow::Result<Answe
     let _alone = bed.admissions.write().await;
     let path = pods(place);
     let before = bed.reviews().await?;
-    let answer = bed.post(&format!("{path}?dryRun=All"), pod).await?;
+    let answer = bed.api.post(&format!("{path}?dryRun=All"), pod).await?;
     let after = bed.reviews().await?;
     ensure!(
         before == after,
@@ -165,10 +166,10 @@ async fn create_dry(bed: &Bed, place: &str, pod: &Value) -> anyhow::Result<Answe
     );
     let name = answer.body["metadata"]["name"].as_str();
     let name = name.context("a pod has a name")?;
-    let there = bed.get(&format!("{path}/{name}")).await?;
+    let there = bed.api.get(&format!("{path}/{name}")).await?;
     ensure!(there.code == 404, "a dry run has left a pod behind");
 
-    bed.post(&path, pod).await?.accepted()?;
+    bed.api.post(&path, pod).await?.accepted()?;
     let counted = bed.reviews().await? - after;
     ensure!(counted == 1, "{counted} reviews were counted for one pod");
     bed.remove(place, name).await?;

@@ -42,10 +42,10 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, apply: &Apply) -> anyh
         }
         Some(Validation::Ignore) => {
             let path = format!("{all}?fieldValidation=Ignore");
-            bed.post(&path, &object).await?.accepted()?;
+            bed.api.post(&path, &object).await?.accepted()?;
         }
     }
-    let stored = bed.get(&path).await?.accepted()?;
+    let stored = bed.api.get(&path).await?.accepted()?;
     let same = contains(&stored, &object);
     if apply.validation == Some(Validation::Ignore) {
         ensure!(!same, "no field was dropped: {stored}");
@@ -63,7 +63,7 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, apply: &Apply) -> anyh
         admit::create(bed, cases, place, pod, std::slice::from_ref(&boost)).await?;
     }
     if apply.kind == Kind::ClusterStartupCPUBoost {
-        bed.delete(&path).await?.accepted()?;
+        bed.api.delete(&path).await?.accepted()?;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ pub async fn check_refused(
     let said = kubectl_apply(bed, &object).await?;
     let text = String::from_utf8_lossy(&said.stderr);
     if said.status.success() {
-        bed.delete(&path).await?.accepted()?;
+        bed.api.delete(&path).await?.accepted()?;
         bail!("it was accepted");
     }
     for fragment in apply.refused.iter().chain(&apply.text) {
@@ -96,7 +96,7 @@ pub async fn check_refused(
             "{fragment:?} is not in the message:\n{text}"
         );
     }
-    ensure!(bed.get(&path).await?.code == 404, "it was stored");
+    ensure!(bed.api.get(&path).await?.code == 404, "it was stored");
     Ok(())
 }
 
@@ -121,7 +121,7 @@ async fn kubectl_apply(bed: &Bed, object: &Value) -> anyhow::Result<Output> {
 /// Waits until all of this is in the boost's status.
 pub async fn has_status(bed: &Bed, path: &str, expected: &Value) -> anyhow::Result<()> {
     eventually("the boost has its status", SOON, || async {
-        let object = bed.get(path).await?.accepted()?;
+        let object = bed.api.get(path).await?.accepted()?;
         let mut expected = expected.clone();
         replace(
             &mut expected,

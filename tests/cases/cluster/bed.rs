@@ -6,29 +6,25 @@ use std::{
     path::Path,
     pin::Pin,
     sync::{
-        Arc, LazyLock, Mutex, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use anyhow::{Context, anyhow, ensure};
-use http::{Method, Request};
 use kube::{
     Client, Config,
-    client::Body,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
 use testbed::{
-    Behaviour, Cluster, ControlPlane, Operator, OperatorOptions, Options, Signal,
-    cluster::SYSTEM_NAMESPACE, eventually,
+    Answer, Behaviour, Cluster, ControlPlane, Operator, OperatorOptions, Options, Rest, Signal,
+    cluster::{RUNTIME, SYSTEM_NAMESPACE},
+    eventually,
+    rest::{MERGE, pods},
 };
-use tokio::{
-    runtime::Runtime,
-    sync::{OnceCell, Semaphore, SemaphorePermit},
-    time::timeout,
-};
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
 use super::{audit::AuditLog, stored};
 use crate::{
@@ -46,19 +42,6 @@ const MARKERS: &str = "c-markers";
 /// Where pods live whose end shows that the leader has got to what was before them.
 const CANARIES: &str = "c-canaries";
 
-pub const JSON_PATCH: &str = "application/json-patch+json";
-pub const MERGE: &str = "application/merge-patch+json";
-pub const STRATEGIC: &str = "application/strategic-merge-patch+json";
-const JSON: &str = "application/json";
-
-/// Everything asynchronous runs here: the clusters outlive each test.
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime needs nothing that can be missing")
-});
 static TURNS: Semaphore = Semaphore::const_new(AT_ONCE as usize);
 tokio::task_local! {
     /// The turn of the test that runs.
@@ -116,7 +99,7 @@ pub struct Bed {
     /// What the API server has noted of requests about pods.
     pub audit: AuditLog,
     /// May do everything.
-    client: Client,
+    pub api: Rest,
     replicas: RwLock<Vec<Arc<Replica>>>,
     /// Held for reading while a pod is created, and for writing by whoever counts reviews.
     pub admissions: tokio::sync::RwLock<()>,
@@ -142,31 +125,7 @@ pub struct Replica {
     /// The process.
     pub operator: Operator,
     /// To it, past the API server.
-    client: Client,
-}
-
-/// What the API server said.
-#[derive(Debug)]
-pub struct Answer {
-    /// The HTTP status.
-    pub code: u16,
-    /// Under which id it noted the request.
-    pub audit_id: String,
-    /// An object, or a `Status`.
-    pub body: Value,
-}
-
-impl Answer {
-    /// The object; a refusal is an error.
-    pub fn accepted(self) -> anyhow::Result<Value> {
-        ensure!(
-            self.code < 300,
-            "answered with {}: {}",
-            self.code,
-            self.body["message"]
-        );
-        Ok(self.body)
-    }
+    webhook: Rest,
 }
 
 impl Bed {
@@ -249,8 +208,8 @@ impl Bed {
         self.cluster.balancer.add(operator.backend());
         let ca = eventually("the CA is published", SOON, || self.published_ca()).await?;
         let address = format!("https://{}", operator.backend().address);
-        let client = client(&address, &ca).await?;
-        let replica = Arc::new(Replica { operator, client });
+        let webhook = Rest::new(client(&address, &ca).await?, SOON);
+        let replica = Arc::new(Replica { operator, webhook });
         let replicas = self.replicas.write();
         replicas
             .unwrap_or_else(PoisonError::into_inner)
@@ -278,7 +237,7 @@ impl Bed {
         let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
         let cluster = Cluster::install(plane, binary, 0, behaviour).await?;
         let bed = Self {
-            client: cluster.plane.admin(),
+            api: Rest::new(cluster.plane.admin(), SOON),
             audit: AuditLog::of(&cluster.plane),
             replicas: RwLock::default(),
             flags: flags.to_owned(),
@@ -301,7 +260,7 @@ impl Bed {
     pub async fn replicas_are_asked(&self) -> anyhow::Result<()> {
         eventually("the API server asks the replicas", SOON, || async {
             let path = format!("{}?dryRun=All", pods(CANARIES));
-            let created = self.post(&path, &canary("probe")).await?.accepted()?;
+            let created = self.api.post(&path, &canary("probe")).await?.accepted()?;
             let label = &created["metadata"]["labels"][KEY];
             ensure!(*label == "canary", "not boosted");
             Ok(())
@@ -313,7 +272,8 @@ impl Bed {
     pub async fn make_canary_boost(&self) -> anyhow::Result<()> {
         let mut boost = notation::boost("canary", CANARIES, "+100", "Ready")?;
         boost["selector"] = json!({"matchLabels": {"canary": "yes"}});
-        self.post(&boosts(CANARIES), &boost)
+        self.api
+            .post(&boosts(CANARIES), &boost)
             .await?
             .accepted()
             .map(drop)
@@ -321,7 +281,7 @@ impl Bed {
 
     async fn published_ca(&self) -> anyhow::Result<String> {
         let path = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/headstart";
-        let configuration = self.get(path).await?.accepted()?;
+        let configuration = self.api.get(path).await?.accepted()?;
         let ca = configuration["webhooks"][0]["clientConfig"].get("caBundle");
         let ca = ca.and_then(Value::as_str).filter(|ca| !ca.is_empty());
         Ok(ca.context("there is none")?.to_owned())
@@ -331,7 +291,7 @@ impl Bed {
     pub async fn namespace(&self, name: &str) -> anyhow::Result<()> {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-        let answer = self.post("/api/v1/namespaces", &namespace).await?;
+        let answer = self.api.post("/api/v1/namespaces", &namespace).await?;
         if answer.code == 409 {
             return Ok(());
         }
@@ -360,7 +320,8 @@ impl Bed {
             };
             object["metadata"]["namespace"] = json!(namespace);
             let path = format!("{}?fieldValidation=Strict", boosts(&namespace));
-            self.post(&path, &object)
+            self.api
+                .post(&path, &object)
                 .await?
                 .accepted()
                 .with_context(|| format!("the boost {}", boost.name))?;
@@ -377,11 +338,11 @@ impl Bed {
         let selected = json!({"marker": name});
         let mut boost = notation::boost(&name, MARKERS, "+100", "Ready")?;
         boost["selector"] = json!({"matchLabels": selected});
-        self.post(&boosts(MARKERS), &boost).await?.accepted()?;
+        self.api.post(&boosts(MARKERS), &boost).await?.accepted()?;
         let is_boosted = |response: &Value| response.get("patch").is_some();
         self.all_answer(MARKERS, &selected, is_boosted).await?;
         let path = format!("{}/{name}", boosts(MARKERS));
-        self.delete(&path).await?.accepted().map(drop)
+        self.api.delete(&path).await?.accepted().map(drop)
     }
 
     /// Gives a namespace what a case says of it, and waits until that counts: for every replica, and for the API
@@ -425,7 +386,7 @@ impl Bed {
         const LATER: &str = "later";
         if entries.is_empty() {
             let path = format!("/api/v1/namespaces/{place}/limitranges/{LATER}");
-            return self.delete(&path).await?.accepted().map(drop);
+            return self.api.delete(&path).await?.accepted().map(drop);
         }
         self.bound(place, &world::limit_range(LATER, entries))
             .await?;
@@ -463,10 +424,10 @@ impl Bed {
         labels: &BTreeMap<String, String>,
     ) -> anyhow::Result<()> {
         let path = format!("/api/v1/namespaces/{place}");
-        let mut namespace = self.get(&path).await?.accepted()?;
+        let mut namespace = self.api.get(&path).await?.accepted()?;
         // The API server adds its own.
         namespace["metadata"]["labels"] = json!(labels);
-        self.put(&path, &namespace).await?.accepted()?;
+        self.api.put(&path, &namespace).await?.accepted()?;
         let disabled = json!({KEY: "disabled"});
         self.is_seen(&disabled, None, "Disabled").await
     }
@@ -477,11 +438,12 @@ impl Bed {
         object["metadata"]["namespace"] = json!(place);
         let kind = object["kind"].as_str().unwrap_or_default().to_lowercase();
         let path = format!("/api/v1/namespaces/{place}/{kind}s");
-        let mut made = self.post(&path, &object).await?.accepted()?;
+        let mut made = self.api.post(&path, &object).await?.accepted()?;
         if let Some(status) = object.get("status") {
             made["status"] = status.clone();
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            self.put(&format!("{path}/{name}/status"), &made)
+            self.api
+                .put(&format!("{path}/{name}/status"), &made)
                 .await?
                 .accepted()?;
         }
@@ -500,11 +462,12 @@ impl Bed {
         let place = format!("{MARKERS}-{}", self.number());
         let metadata = json!({"name": place, "labels": labels});
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
-        self.post("/api/v1/namespaces", &namespace)
+        self.api
+            .post("/api/v1/namespaces", &namespace)
             .await?
             .accepted()?;
         let boost = notation::boost("b", &place, "+100", "Ready")?;
-        self.post(&boosts(&place), &boost).await?.accepted()?;
+        self.api.post(&boosts(&place), &boost).await?.accepted()?;
         if let Some(object) = object {
             self.bound(&place, object).await?;
         }
@@ -550,12 +513,7 @@ impl Bed {
         });
         for replica in self.replicas() {
             eventually("a replica knows what is new", SOON, || async {
-                let sent = send(
-                    &replica.client,
-                    Method::POST,
-                    "/mutate-v1-pod",
-                    Some((JSON, &review)),
-                );
+                let sent = replica.webhook.post("/mutate-v1-pod", &review);
                 let answer = sent.await?.accepted()?;
                 ensure!(is_right(&answer["response"]), "it answers {answer}");
                 Ok(())
@@ -585,12 +543,12 @@ impl Bed {
                 "annotations": {KEY: record.to_string()},
             });
             let marked = json!({"metadata": marks});
-            self.patch(&path, MERGE, &marked).await?.accepted()?;
+            self.api.patch(&path, MERGE, &marked).await?.accepted()?;
         }
         self.running(CANARIES, &name).await?;
         self.cluster.node.set_ready(CANARIES, &name, true).await?;
         eventually("a canary's boost ends", SOON, || async {
-            let pod = self.get(&path).await?.accepted()?;
+            let pod = self.api.get(&path).await?.accepted()?;
             ensure!(pod["metadata"]["labels"].get(KEY).is_none(), "it goes on");
             Ok(())
         })
@@ -602,7 +560,7 @@ impl Bed {
     pub async fn running(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
         let path = format!("{}/{name}", pods(namespace));
         eventually("the pod runs", SOON, || async {
-            let pod = self.get(&path).await?.accepted()?;
+            let pod = self.api.get(&path).await?.accepted()?;
             let (generation, status) = (&pod["metadata"]["generation"], &pod["status"]);
             ensure!(
                 status["phase"] == "Running" && status["observedGeneration"] == *generation,
@@ -617,7 +575,7 @@ impl Bed {
     pub async fn unschedulable(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
         let path = format!("{}/{name}", pods(namespace));
         eventually("no node is large enough for it", SOON, || async {
-            let pod = self.get(&path).await?.accepted()?;
+            let pod = self.api.get(&path).await?.accepted()?;
             let conditions = &pod["status"]["conditions"];
             let reason = &conditions[0]["reason"];
             ensure!(*reason == "Unschedulable", "its status says {conditions}");
@@ -634,13 +592,15 @@ impl Bed {
         pod: &Value,
     ) -> anyhow::Result<Answer> {
         let _others_may_too = self.admissions.read().await;
-        self.post(&format!("{}{query}", pods(namespace)), pod).await
+        self.api
+            .post(&format!("{}{query}", pods(namespace)), pod)
+            .await
     }
 
     /// Removes a pod at once.
     pub async fn remove(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
         let path = format!("{}/{name}?gracePeriodSeconds=0", pods(namespace));
-        self.delete(&path).await?.accepted().map(drop)
+        self.api.delete(&path).await?.accepted().map(drop)
     }
 
     /// The admission reviews that all replicas have counted.
@@ -672,34 +632,9 @@ impl Bed {
             .await
     }
 
-    pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {
-        send(&self.client, Method::GET, path, None).await
-    }
-
-    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
-        send(&self.client, Method::POST, path, Some((JSON, body))).await
-    }
-
-    pub async fn put(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
-        send(&self.client, Method::PUT, path, Some((JSON, body))).await
-    }
-
-    pub async fn patch(&self, path: &str, kind: &str, body: &Value) -> anyhow::Result<Answer> {
-        send(&self.client, Method::PATCH, path, Some((kind, body))).await
-    }
-
-    pub async fn delete(&self, path: &str) -> anyhow::Result<Answer> {
-        send(&self.client, Method::DELETE, path, None).await
-    }
-
     fn number(&self) -> u32 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
-}
-
-/// Path of a namespace's pods.
-pub fn pods(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/pods")
 }
 
 /// Path of a namespace's boosts.
@@ -728,38 +663,6 @@ fn canary(name: &str) -> Value {
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"canary": "yes"}},
         "spec": {"containers": [{"name": "app", "image": "x", "resources": {"requests": {"cpu": "10m"}}}]},
-    })
-}
-
-async fn send(
-    client: &Client,
-    method: Method,
-    path: &str,
-    body: Option<(&str, &Value)>,
-) -> anyhow::Result<Answer> {
-    let what = format!("{method} {path}");
-    let mut request = Request::builder().method(method).uri(path);
-    let mut bytes = Vec::new();
-    if let Some((kind, body)) = body {
-        request = request.header("content-type", kind);
-        bytes = serde_json::to_vec(body)?;
-    }
-    let exchange = async {
-        let answer = client.send(request.body(Body::from(bytes))?).await?;
-        let (head, body) = answer.into_parts();
-        anyhow::Ok((head, body.collect_bytes().await?))
-    };
-    let (head, body) = timeout(SOON, exchange)
-        .await
-        .with_context(|| what.clone())?
-        .with_context(|| what.clone())?;
-    let audit_id = head.headers.get("audit-id").and_then(|id| id.to_str().ok());
-    Ok(Answer {
-        code: head.status.as_u16(),
-        audit_id: audit_id.unwrap_or_default().to_owned(),
-        body: serde_json::from_slice(&body).with_context(|| {
-            format!("{what} is answered with {}", String::from_utf8_lossy(&body))
-        })?,
     })
 }
 

@@ -29,11 +29,14 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use serde_json::{Value, json};
-use testbed::eventually;
+use testbed::{
+    eventually,
+    rest::{MERGE, STRATEGIC, pods},
+};
 use tokio::{net::TcpListener, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::bed::{Bed, MERGE, SOON, STRATEGIC, operator, pods};
+use super::bed::{Bed, SOON, operator};
 use crate::{
     notation::{merge, rfc3339},
     world::{KEY, record_text},
@@ -129,10 +132,16 @@ impl Interloper {
         };
         let ca = BASE64_STANDARD.encode(ca);
         let configuration = configuration(place, resource, &url, &ca);
-        bed.post(CONFIGURATIONS, &configuration).await?.accepted()?;
+        bed.api
+            .post(CONFIGURATIONS, &configuration)
+            .await?
+            .accepted()?;
         eventually("the interloper is asked", SOON, || async {
             let path = format!("{}/p{subpath}?dryRun=All", pods(place));
-            bed.patch(&path, STRATEGIC, &json!({})).await?.accepted()?;
+            bed.api
+                .patch(&path, STRATEGIC, &json!({}))
+                .await?
+                .accepted()?;
             let asked = interloper.shared.asked.load(Ordering::Relaxed);
             ensure!(asked > 0, "not yet");
             Ok(())
@@ -158,7 +167,7 @@ impl Interloper {
     /// Ends it; it must have happened.
     pub async fn end(self) -> anyhow::Result<()> {
         let path = format!("{CONFIGURATIONS}/{}", self.place);
-        self.bed.delete(&path).await?.accepted()?;
+        self.bed.api.delete(&path).await?.accepted()?;
         self.running.cancel();
         ensure!(
             self.shared.happened.load(Ordering::Relaxed),
@@ -224,11 +233,15 @@ impl Shared {
         let pod = format!("{}/p", pods(&self.place));
         match &self.meanwhile {
             Meanwhile::Annotated(body) => {
-                self.bed.patch(&pod, MERGE, body).await?.accepted()?;
+                self.bed.api.patch(&pod, MERGE, body).await?.accepted()?;
             }
             Meanwhile::Resized(body) => {
                 let path = format!("{pod}/resize");
-                self.bed.patch(&path, STRATEGIC, body).await?.accepted()?;
+                self.bed
+                    .api
+                    .patch(&path, STRATEGIC, body)
+                    .await?
+                    .accepted()?;
             }
             Meanwhile::Remade(again) => {
                 self.bed.remove(&self.place, "p").await?;
@@ -249,10 +262,10 @@ impl Shared {
         let done = match write {
             Other::Resize(body) => {
                 let path = format!("{path}/resize");
-                self.bed.patch(&path, STRATEGIC, body).await?
+                self.bed.api.patch(&path, STRATEGIC, body).await?
             }
             Other::Finish(by) => {
-                let pod = self.bed.get(path).await?.accepted()?;
+                let pod = self.bed.api.get(path).await?.accepted()?;
                 let record = record_text(&pod).context("it has no record")?;
                 let mut record: Value = serde_json::from_str(record)?;
                 let now = rfc3339(Utc::now());
@@ -261,7 +274,7 @@ impl Shared {
                 let marks =
                     json!({"labels": {KEY: null}, "annotations": {KEY: record.to_string()}});
                 let body = json!({"metadata": marks});
-                self.bed.patch(path, MERGE, &body).await?
+                self.bed.api.patch(path, MERGE, &body).await?
             }
         };
         done.accepted().map(drop)

@@ -8,12 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
-use testbed::eventually;
+use testbed::{
+    eventually,
+    rest::{JSON_PATCH, MERGE, STRATEGIC, pods},
+};
 
 use super::{
     admit::{FILLER, crowd, placed},
     audit::Write,
-    bed::{self, Bed, JSON_PATCH, MERGE, SOON, STRATEGIC, boosts, operator, pods},
+    bed::{self, Bed, SOON, boosts, operator},
     compare::{same_pod, same_record, since},
     interloper::{Interloper, Meanwhile, Other},
     rough,
@@ -523,12 +526,12 @@ impl<'a> Real<'a> {
         eventually("people are told", SOON, || async {
             if let Some(right) = &look.events {
                 let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", self.place);
-                let events = bed.get(&path).await?.accepted()?;
+                let events = bed.api.get(&path).await?.accepted()?;
                 let events = events["items"].as_array().context("a list")?;
                 told::same_events(events, uid, right)?;
             }
             if look.is_in_status() {
-                let b = bed.get(&format!("{}/b", boosts(self.place))).await?;
+                let b = bed.api.get(&format!("{}/b", boosts(self.place))).await?;
                 told::same_status(&b.accepted()?, look)?;
             }
             told::same_metrics(&bed.leader_metrics().await?, self.place, look)
@@ -620,7 +623,7 @@ impl<'a> Real<'a> {
         );
         if look.silent {
             let path = format!("/api/v1/namespaces/{}/events", self.place);
-            let events = self.bed.get(&path).await?.accepted()?;
+            let events = self.bed.api.get(&path).await?.accepted()?;
             let about = events["items"]
                 .as_array()
                 .into_iter()
@@ -652,7 +655,7 @@ impl<'a> Real<'a> {
     async fn is_immutable(&self, old: &str) -> anyhow::Result<()> {
         let path = format!("{}/resize?dryRun=All", self.path);
         let body = json!({"metadata": {"uid": old}});
-        let refused = self.bed.patch(&path, STRATEGIC, &body).await?;
+        let refused = self.bed.api.patch(&path, STRATEGIC, &body).await?;
         let got = format!("{} {}", refused.code, refused.body["message"]);
         let (code, text) = self.answered.split_once(' ').context("code and text")?;
         let (_, text) = text.split_once(": ").context("the text names the pod")?;
@@ -736,7 +739,11 @@ impl<'a> Real<'a> {
             let dropped = look.dropped.clone().unwrap_or(json!({}));
             merge(&mut body, &dropped);
             let path = format!("{}/resize", self.path);
-            self.bed.patch(&path, STRATEGIC, &body).await?.accepted()?;
+            self.bed
+                .api
+                .patch(&path, STRATEGIC, &body)
+                .await?
+                .accepted()?;
         }
         match (note_of(look), &look.merge) {
             (Some((key, value)), Some(change)) => {
@@ -813,7 +820,7 @@ impl<'a> Real<'a> {
         eventually("the status is written", SOON, || async {
             let mut pod = self.pod().await?;
             merge(&mut pod, &status);
-            self.bed.put(&path, &pod).await?.accepted()
+            self.bed.api.put(&path, &pod).await?.accepted()
         })
         .await?;
         Ok(())
@@ -841,7 +848,7 @@ impl<'a> Real<'a> {
     async fn change_boost(&self, change: &str, look: &Look) -> anyhow::Result<()> {
         let path = format!("{}/b", boosts(self.place));
         if change == "deleted" {
-            self.bed.delete(&path).await?.accepted()?;
+            self.bed.api.delete(&path).await?.accepted()?;
         } else {
             let mut model = self.model.clone();
             model.change(&Look {
@@ -853,7 +860,11 @@ impl<'a> Real<'a> {
             // Without a version: the operator may write its status meanwhile.
             let set = |field: &str| json!({"op": "add", "path": format!("/{field}"), "value": changed[field]});
             let body = json!([set("selector"), set("spec")]);
-            self.bed.patch(&path, JSON_PATCH, &body).await?.accepted()?;
+            self.bed
+                .api
+                .patch(&path, JSON_PATCH, &body)
+                .await?
+                .accepted()?;
         }
         self.bed.boosts_are_seen().await
     }
@@ -881,12 +892,12 @@ impl<'a> Real<'a> {
     }
 
     async fn pod(&self) -> anyhow::Result<Value> {
-        self.bed.get(&self.path).await?.accepted()
+        self.bed.api.get(&self.path).await?.accepted()
     }
 
     /// A change of the pod by somebody who may do everything.
     async fn edit(&self, change: &Value) -> anyhow::Result<Value> {
-        let done = self.bed.patch(&self.path, MERGE, change).await?;
+        let done = self.bed.api.patch(&self.path, MERGE, change).await?;
         done.accepted()
     }
 

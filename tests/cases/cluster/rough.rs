@@ -13,10 +13,10 @@ const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/headstart";
 /// Deletes the definition of boosts, and all boosts with it. Returns the definition.
 pub async fn delete_definition(bed: &Bed) -> anyhow::Result<Value> {
     let path = format!("{DEFINITIONS}/{DEFINITION}");
-    let definition = bed.get(&path).await?.accepted()?;
-    bed.delete(&path).await?.accepted()?;
+    let definition = bed.api.get(&path).await?.accepted()?;
+    bed.api.delete(&path).await?.accepted()?;
     eventually("the definition is gone", SOON, || async {
-        let code = bed.get(&path).await?.code;
+        let code = bed.api.get(&path).await?.code;
         ensure!(code == 404, "it is there: {code}");
         Ok(())
     })
@@ -31,28 +31,28 @@ pub async fn delete_definition(bed: &Bed) -> anyhow::Result<Value> {
 
 /// Installs it again, with no boost but that of the canaries.
 pub async fn install_definition(bed: &Bed, definition: &Value) -> anyhow::Result<()> {
-    bed.post(DEFINITIONS, definition).await?.accepted()?;
+    bed.api.post(DEFINITIONS, definition).await?.accepted()?;
     eventually("boosts are served again", SOON, || bed.make_canary_boost()).await
 }
 
 /// Takes the right to resize pods from the operator. Returns its role as it was.
 pub async fn take_right(bed: &Bed) -> anyhow::Result<Value> {
-    let role = bed.get(ROLE).await?.accepted()?;
+    let role = bed.api.get(ROLE).await?.accepted()?;
     let mut less = role.clone();
     let rules = less["rules"].as_array_mut().context("a role has rules")?;
     let had = rules.len();
     rules.retain(|rule| rule["resources"] != json!(["pods/resize"]));
     ensure!(rules.len() + 1 == had, "the right is one rule");
-    bed.put(ROLE, &less).await?.accepted()?;
+    bed.api.put(ROLE, &less).await?.accepted()?;
     may_resize(bed, false).await?;
     Ok(role)
 }
 
 /// Gives it back.
 pub async fn give_right(bed: &Bed, role: &Value) -> anyhow::Result<()> {
-    let mut now = bed.get(ROLE).await?.accepted()?;
+    let mut now = bed.api.get(ROLE).await?.accepted()?;
     now["rules"] = role["rules"].clone();
-    bed.put(ROLE, &now).await?.accepted()?;
+    bed.api.put(ROLE, &now).await?.accepted()?;
     may_resize(bed, true).await
 }
 
@@ -70,7 +70,7 @@ async fn may_resize(bed: &Bed, may: bool) -> anyhow::Result<()> {
     });
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     eventually("the API server knows the role", SOON, || async {
-        let reviewed = bed.post(path, &review).await?.accepted()?;
+        let reviewed = bed.api.post(path, &review).await?.accepted()?;
         let allowed = reviewed["status"]["allowed"] == true;
         ensure!(allowed == may, "it is {allowed}");
         Ok(())

@@ -2,12 +2,12 @@
 
 use anyhow::{Context, ensure};
 use serde_json::json;
-use testbed::{ControlPlane, eventually};
+use testbed::{ControlPlane, eventually, rest::MERGE};
 
 use super::{
     admit,
     apply::has_status,
-    bed::{Bed, MERGE, SOON, boosts},
+    bed::{Bed, SOON, boosts},
 };
 use crate::{
     data::{Cases, Id, Layer, Stored},
@@ -63,7 +63,7 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, stored: &Stored) -> an
         }]})
     };
     has_status(bed, &path("b"), &condition("False", "Invalid")).await?;
-    let b = bed.get(&path("b")).await?.accepted()?;
+    let b = bed.api.get(&path("b")).await?.accepted()?;
     let message = &b["status"]["conditions"][0]["message"];
     let names = message.as_str().context("a condition has a message")?;
     ensure!(
@@ -78,7 +78,7 @@ pub async fn check(bed: &Bed, cases: &Cases, place: &str, stored: &Stored) -> an
         admit::create(bed, cases, place, pod, &all).await?;
     }
     if let Some(change) = &stored.corrected {
-        bed.patch(&path("b"), MERGE, change).await?.accepted()?;
+        bed.api.patch(&path("b"), MERGE, change).await?.accepted()?;
         has_status(bed, &path("b"), &condition("True", "Ready")).await?;
         bed.boosts_are_seen().await?;
         let corrected = Boost::corrected(stored)?;

@@ -6,12 +6,12 @@ use anyhow::{Context, ensure};
 use chrono::Utc;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
-use testbed::{Behaviour, eventually};
+use testbed::{Behaviour, eventually, rest::pods};
 use tokio::time::sleep;
 
 use super::{
     admit::placed,
-    bed::{Bed, alone, pods},
+    bed::{Bed, alone},
     compare::{same_pod, since},
     interloper::{Interloper, Meanwhile},
 };
@@ -69,7 +69,7 @@ pub async fn check(
         .await?;
     eventually("all pods run", PATIENCE, || async {
         sleep(Duration::from_millis(500)).await;
-        let list = bed.get(&pods(place)).await?.accepted()?;
+        let list = bed.api.get(&pods(place)).await?.accepted()?;
         let items = list["items"].as_array().context("a list")?;
         let is_running = |pod: &&Value| pod["status"]["phase"] == "Running";
         let running = items.iter().filter(is_running).count();

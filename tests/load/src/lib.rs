@@ -5,6 +5,8 @@
 pub mod client;
 pub mod review;
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// What a run of `reviews` came to, as it prints it. Times are in microseconds.
@@ -20,6 +22,12 @@ pub struct Figures {
     pub p99: u64,
     /// The last.
     pub max: u64,
+}
+
+/// A time as [`Figures`] have it.
+#[must_use]
+pub fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Figures {

@@ -3,6 +3,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::LazyLock,
     time::Duration,
 };
 
@@ -10,6 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
+use tokio::runtime::Runtime;
 
 use crate::{
     balancer::Balancer,
@@ -23,6 +25,15 @@ use crate::{
 pub const SYSTEM_NAMESPACE: &str = "headstart-system";
 /// A replica is Ready within a second; test processes share two cores.
 const READY: Duration = Duration::from_secs(30);
+
+/// Where a cluster lives that many tests of a process share: it outlives each of their own runtimes.
+pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime needs nothing that can be missing")
+});
 
 /// All of it. It ends with this value, and at the latest with this process.
 pub struct Cluster {

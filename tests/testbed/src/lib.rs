@@ -14,6 +14,7 @@ pub mod node;
 pub mod operator;
 pub mod pki;
 pub mod process;
+pub mod rest;
 pub mod wait;
 
 pub use balancer::{Backend, Balancer};
@@ -22,4 +23,5 @@ pub use control_plane::{ControlPlane, Options};
 pub use node::{Behaviour, NodeStandIn, Resize};
 pub use operator::{Operator, OperatorOptions, install};
 pub use process::{Signal, Supervised};
+pub use rest::{Answer, Rest};
 pub use wait::eventually;

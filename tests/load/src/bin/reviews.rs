@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use load::{
     Figures,
     client::{Connection, connector, post},
+    microseconds,
 };
 use memchr::memmem;
 use tokio::{task::JoinSet, time::sleep_until};
@@ -180,8 +181,4 @@ impl Load {
         }
         Ok(times)
     }
-}
-
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
+use load::{Figures, microseconds};
 use testbed::{Behaviour, Cluster, ControlPlane};
 use tokio::time::sleep_until;
 
@@ -28,21 +29,21 @@ pub(crate) async fn storm(rate: u32, seconds: u32) -> Result<()> {
     lives::prepare(&cluster.plane, &["storm"]).await?;
     let lives = Lives::watch(cluster.plane.admin());
     let before = Effort::so_far(&cluster)?;
-    let mut creations = create_at(&cluster.plane, rate, seconds).await?;
+    let creations = create_at(&cluster.plane, rate, seconds).await?;
     let pods = creations.len();
     let ended = lives.until_finished(pods, AFTERMATH).await;
     let effort = Effort::so_far(&cluster)?.since(&before);
 
     println!("\n| {rate} pods/s for {seconds} s | figure |\n|---|---|");
     let row = |name: &str, figure: &str| println!("| {name} | {figure} |");
-    row("creation, p50 / p99 / max", &milliseconds(&mut creations));
+    row("creation, p50 / p99 / max", &milliseconds(&creations));
     row(
         "pods without a boost",
         &(pods - lives.boosted()).to_string(),
     );
     row(
         "from Ready until the CPU is back, p50 / p99 / max",
-        &milliseconds(&mut lives.lags()),
+        &milliseconds(&lives.lags()),
     );
     let left = pods - lives.finished();
     row(
@@ -84,12 +85,8 @@ async fn create_at(plane: &ControlPlane, rate: u32, seconds: u32) -> Result<Vec<
     Ok(took)
 }
 
-fn milliseconds(durations: &mut [Duration]) -> String {
-    durations.sort_unstable();
-    let at = |percent: usize| {
-        let last = durations.len().checked_sub(1)?;
-        durations.get(last * percent / 100)
-    };
-    let text = |percent| at(percent).map_or("-".to_owned(), |took| took.as_millis().to_string());
-    format!("{} / {} / {} ms", text(50), text(99), text(100))
+fn milliseconds(durations: &[Duration]) -> String {
+    let times = durations.iter().map(|took| microseconds(*took)).collect();
+    let Figures { p50, p99, max, .. } = Figures::new(times, 0.0);
+    format!("{} / {} / {} ms", p50 / 1000, p99 / 1000, max / 1000)
 }
