@@ -45,12 +45,12 @@ impl Claims {
                 Told::Absent => {}
                 Told::Event(Event::Init) => listed.clear(),
                 Told::Event(Event::InitApply(mut pod)) => {
-                    pod.forget_placement();
+                    pod.trim();
                     listed.insert(uid(&pod), Arc::new(pod));
                 }
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
                 Told::Event(Event::Apply(mut pod)) => {
-                    pod.forget_placement();
+                    pod.trim();
                     let uid = uid(&pod);
                     self.change(uid, |pods, uid| {
                         pods.insert(uid, Arc::new(pod));

@@ -5,6 +5,7 @@
 //! else with `allowed: true`.
 
 mod http;
+mod json;
 mod review;
 
 use std::{sync::Arc, time::Instant};

@@ -10,6 +10,7 @@ use json_patch::Patch;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::json;
 use crate::{
     api::Pod,
     domain::{
@@ -105,24 +106,21 @@ struct Resource<'a> {
 
 /// Reads a body.
 ///
-/// Nearly all reviews are about pods and are read in one pass. Where that fails, a second one finds out whether it matters.
+/// Nearly all reviews are about pods, and the quick reader understands them. Where it doesn't, serde_json finds out what is
+/// the matter, and whether it matters.
 pub(super) fn read(body: &[u8]) -> Result<Asked<'_>, BadReview> {
     let text = str::from_utf8(body).map_err(BadReview::NotText)?;
-    check_depth(body)?;
-    if let Ok(review) = serde_json::from_str::<Review<'_, Pod>>(text) {
+    if let Some(review) = json::read::<Review<'_, Pod>>(text, MAX_DEPTH) {
         return review.asked(Ok);
     }
+    check_depth(body)?;
     let review: Review<'_, &RawValue> =
         serde_json::from_str(text).map_err(BadReview::Unreadable)?;
     review.asked(|object| serde_json::from_str(object.get()).map_err(BadReview::Pod))
 }
 
-/// Refuses what is nested too deep. Nearly all bodies have fewer brackets than the limit, which is quick to see.
+/// Refuses what is nested too deep.
 fn check_depth(body: &[u8]) -> Result<(), BadReview> {
-    let opening = body.iter().filter(|byte| matches!(byte, b'{' | b'['));
-    if opening.count() <= MAX_DEPTH {
-        return Ok(());
-    }
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for byte in body {
         match byte {

@@ -24,6 +24,14 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
+/// A pod of which nothing but the metadata was asked for, trimmed alike.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PodMetadata {
+    /// As of a [`Pod`].
+    #[serde(deserialize_with = "trimmed_metadata")]
+    pub metadata: ObjectMeta,
+}
+
 /// The part of `spec` that is read.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -222,11 +230,31 @@ impl Pod {
             .map(String::as_str)
     }
 
-    /// Forgets what matters at its creation only, for a cache.
-    pub fn forget_placement(&mut self) {
-        self.spec.node_selector = BTreeMap::new();
-        self.spec.tolerations = Vec::new();
-        self.spec.priority_class_name = None;
+    /// Forgets what a cache of boosted pods never asks for: what matters at their creation only, and others' labels and
+    /// annotations. Lists give back the room beyond their end; it is a third of a pod with one container.
+    pub fn trim(&mut self) {
+        let Self {
+            metadata,
+            spec,
+            status,
+        } = self;
+        metadata.generate_name = None;
+        for marks in [&mut metadata.labels, &mut metadata.annotations] {
+            let marks = marks.iter_mut();
+            marks.for_each(|marks| marks.retain(|key, _| key == super::BOOST_KEY));
+        }
+        metadata
+            .owner_references
+            .iter_mut()
+            .for_each(Vec::shrink_to_fit);
+        spec.node_selector = BTreeMap::new();
+        spec.tolerations = Vec::new();
+        spec.priority_class_name = None;
+        spec.containers.shrink_to_fit();
+        spec.init_containers.shrink_to_fit();
+        status.conditions.shrink_to_fit();
+        status.container_statuses.shrink_to_fit();
+        status.init_container_statuses.shrink_to_fit();
     }
 
     /// Regular containers, then init containers.

@@ -54,8 +54,8 @@ pub struct Admission {
     pub outcome: Outcome,
     /// Each container, in the pod's order: regular ones, then init ones.
     pub containers: Vec<ContainerDecision>,
-    /// The record, where the pod is boosted.
-    pub record: Option<Record>,
+    /// The record's text, where the pod is boosted.
+    pub record: Option<String>,
 }
 
 /// What comes of a review.
@@ -142,7 +142,7 @@ pub fn admit(
         return skip(Reason::Quota);
     }
     let record = record(policy, settings, &containers, now);
-    if record.text().len() > MAX_BYTES {
+    if record.len() > MAX_BYTES {
         return skip(Reason::Clamped);
     }
     Admission {
@@ -245,17 +245,20 @@ fn record(
     settings: Settings,
     containers: &[ContainerDecision],
     now: DateTime<Utc>,
-) -> Record {
+) -> String {
     let boosted = || containers.iter().filter(|decision| decision.is_boosted());
-    let about = NewRecord {
+    let loans = boosted().map(|decision| (decision.name.as_str(), decision.loan()));
+    let clamped =
+        boosted().filter_map(|decision| Some((decision.name.as_str(), decision.clamped?)));
+    let record = NewRecord {
         timestamp: now,
+        containers: &loans.collect(),
+        clamped: &clamped.collect(),
         boost: (policy.kind, &policy.name),
         end: &policy.end,
         deadline_seconds: policy.end.deadline_seconds(settings.end),
     };
-    let loans = boosted().map(|decision| (decision.name.clone(), decision.loan()));
-    let clamped = boosted().filter_map(|decision| Some((decision.name.clone(), decision.clamped?)));
-    Record::new(about, &loans.collect(), &clamped.collect())
+    record.text()
 }
 
 /// What bounds a pod's boost beside the boost itself.

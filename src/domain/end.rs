@@ -5,28 +5,34 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use crate::api::{ContainerCondition, Pod};
 
 /// Longest fixed duration and delay in seconds: 30 days; what is longer is cut, the deadline would be.
 pub const MONTH_SECONDS: u64 = 2_592_000;
 
-/// When a boost ends; the earliest part counts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// When a boost ends; the earliest part counts. Records spell it like this.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct EndRule {
     /// Seconds from scheduling.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub fixed_seconds: Option<u64>,
     /// A pod condition.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub condition: Option<ConditionRule>,
     /// Each container's own status.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub container_condition: Option<ContainerCondition>,
 }
 
 /// A pod condition, and how long to wait after it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ConditionRule {
     /// Type, such as `Ready`.
+    #[serde(rename = "type")]
     pub kind: String,
     /// Status, such as `True`.
     pub status: String,
@@ -201,20 +207,18 @@ impl EndRule {
 
     /// The record's `end` field.
     #[must_use]
-    pub fn to_json(&self, deadline_seconds: u64) -> Value {
-        let mut fields = Map::new();
-        if let Some(seconds) = self.fixed_seconds {
-            fields.insert("fixedSeconds".into(), seconds.into());
+    pub fn recorded(&self, deadline_seconds: u64) -> impl Serialize {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct End<'a> {
+            #[serde(flatten)]
+            rule: &'a EndRule,
+            deadline_seconds: u64,
         }
-        if let Some(rule) = &self.condition {
-            let condition = json!({"type": rule.kind, "status": rule.status, "delaySeconds": rule.delay_seconds});
-            fields.insert("condition".into(), condition);
+        End {
+            rule: self,
+            deadline_seconds,
         }
-        if let Some(condition) = self.container_condition {
-            fields.insert("containerCondition".into(), json!(condition));
-        }
-        fields.insert("deadlineSeconds".into(), deadline_seconds.into());
-        Value::Object(fields)
     }
 
     /// Reads the record's `end` field, and its deadline. What can't be read, or is a newer version's, counts as absent:

@@ -78,7 +78,7 @@ pub fn admission(pod: &Pod, admission: &Admission) -> Patch {
         &mut patch,
         "annotations",
         pod.metadata.annotations.as_ref(),
-        boosted.map(|(record, _)| record.text()),
+        boosted.map(|(record, _)| record.clone()),
     );
     Patch(patch)
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::{Map, Value};
 
 use super::{
@@ -46,7 +47,7 @@ struct Fields {
     boosted: &'static str,
 }
 
-/// A record, as read or as made.
+/// A record, as read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// Everything that the annotation holds, in its order.
@@ -138,11 +139,15 @@ pub enum RecordError {
     NotAnObject(&'static str),
 }
 
-/// What a new record says beside the containers.
+/// What a new record says. As JSON it is the annotation.
 #[derive(Clone, Copy, Debug)]
 pub struct NewRecord<'a> {
     /// When the boost is made.
     pub timestamp: DateTime<Utc>,
+    /// What is lent, by container.
+    pub containers: &'a BTreeMap<&'a str, Loan>,
+    /// The containers that get less than their policy says, and why.
+    pub clamped: &'a BTreeMap<&'a str, Clamp>,
     /// The object that makes it.
     pub boost: (BoostKind, &'a str),
     /// When it ends.
@@ -151,68 +156,63 @@ pub struct NewRecord<'a> {
     pub deadline_seconds: u64,
 }
 
-impl Record {
-    /// A record of a boost that begins now.
+impl NewRecord<'_> {
+    /// The annotation's value.
     #[must_use]
-    pub fn new(
-        about: NewRecord<'_>,
-        containers: &BTreeMap<String, Loan>,
-        clamped: &BTreeMap<String, Clamp>,
-    ) -> Self {
-        let mut fields = Map::new();
-        fields.insert(STATE.into(), "Active".into());
-        fields.insert(TIMESTAMP.into(), time(about.timestamp));
-        let mut insert = |field: &str, value_of: fn(&Loan) -> Option<String>| {
-            let values = containers
-                .iter()
-                .filter_map(|(name, loan)| Some((name.clone(), value_of(loan)?.into())));
-            let values: Map<String, Value> = values.collect();
-            if !values.is_empty() {
-                fields.insert(field.into(), values.into());
-            }
-        };
-        insert(REQUESTS.original, |loan| {
-            loan.request.map(|value| value.original.to_string())
-        });
-        insert(LIMITS.original, |loan| {
-            loan.limit.map(|value| value.original.to_string())
-        });
-        insert(REQUESTS.boosted, |loan| {
-            loan.request.and_then(LoanValue::boosted)
-        });
-        insert(LIMITS.boosted, |loan| {
-            loan.limit.and_then(LoanValue::boosted)
-        });
-        if !clamped.is_empty() {
-            let by = |(name, by): (&String, &Clamp)| (name.clone(), by.as_str().into());
-            fields.insert(
-                CLAMPED.into(),
-                clamped.iter().map(by).collect::<Map<_, _>>().into(),
-            );
-        }
-        let (kind, name) = about.boost;
-        fields.insert(BOOST.into(), name.into());
-        if kind != BoostKind::Namespaced {
-            fields.insert(BOOST_KIND.into(), kind.as_str().into());
-        }
-        fields.insert(END.into(), about.end.to_json(about.deadline_seconds));
-        Self {
-            fields,
-            state: State::Active,
-            timestamp: Some(about.timestamp),
-            boost: Some(BoostRef {
-                kind: Some(kind),
-                name: name.to_owned(),
-            }),
-            end: about.end.clone(),
-            deadline_seconds: Some(about.deadline_seconds),
-            containers: containers
-                .iter()
-                .map(|(name, loan)| (name.clone(), Ok(*loan)))
-                .collect(),
-        }
+    pub fn text(&self) -> String {
+        serde_json::to_string(self).expect("a map with text for keys can be written")
     }
 
+    /// Writes a map by container, if any container has the value.
+    fn write<M: SerializeMap>(
+        &self,
+        to: &mut M,
+        field: &str,
+        value_of: impl Fn(&Loan) -> Option<String>,
+    ) -> Result<(), M::Error> {
+        let containers = self.containers.iter();
+        let values = containers.filter_map(|(name, loan)| Some((*name, value_of(loan)?)));
+        let values: BTreeMap<&str, String> = values.collect();
+        if values.is_empty() {
+            return Ok(());
+        }
+        to.serialize_entry(field, &values)
+    }
+}
+
+impl Serialize for NewRecord<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        map.serialize_entry(STATE, "Active")?;
+        map.serialize_entry(TIMESTAMP, &time(self.timestamp))?;
+        let originals = |value: LoanValue| Some(value.original.to_string());
+        self.write(&mut map, REQUESTS.original, |loan| {
+            loan.request.and_then(originals)
+        })?;
+        self.write(&mut map, LIMITS.original, |loan| {
+            loan.limit.and_then(originals)
+        })?;
+        self.write(&mut map, REQUESTS.boosted, |loan| {
+            loan.request.and_then(LoanValue::boosted)
+        })?;
+        self.write(&mut map, LIMITS.boosted, |loan| {
+            loan.limit.and_then(LoanValue::boosted)
+        })?;
+        if !self.clamped.is_empty() {
+            let by = self.clamped.iter().map(|(name, by)| (name, by.as_str()));
+            map.serialize_entry(CLAMPED, &by.collect::<BTreeMap<_, _>>())?;
+        }
+        let (kind, name) = self.boost;
+        map.serialize_entry(BOOST, name)?;
+        if kind != BoostKind::Namespaced {
+            map.serialize_entry(BOOST_KIND, kind.as_str())?;
+        }
+        map.serialize_entry(END, &self.end.recorded(self.deadline_seconds))?;
+        map.end()
+    }
+}
+
+impl Record {
     /// Reads an annotation. A doubled key's last value counts; any state but `Reverted` is Active.
     ///
     /// # Errors
@@ -252,7 +252,7 @@ impl Record {
 
     /// The record with these containers' entries in place of what it says of them. All else stays as it was.
     #[must_use]
-    pub fn with(&self, containers: &BTreeMap<String, Loan>) -> Self {
+    pub fn with(&self, containers: &BTreeMap<&str, Loan>) -> Self {
         let mut record = self.clone();
         for (name, loan) in containers {
             for (fields, value) in [(REQUESTS, loan.request), (LIMITS, loan.limit)] {
@@ -261,7 +261,7 @@ impl Record {
                 let boosted = value.and_then(LoanValue::boosted);
                 set(&mut record.fields, fields.boosted, name, boosted);
             }
-            record.containers.insert(name.clone(), Ok(*loan));
+            record.containers.insert((*name).to_owned(), Ok(*loan));
         }
         record
     }
@@ -301,7 +301,9 @@ impl Record {
                 .fields
                 .shift_insert(0, STATE.into(), "Reverted".into());
         }
-        record.fields.insert(ENDED_TIMESTAMP.into(), time(at));
+        record
+            .fields
+            .insert(ENDED_TIMESTAMP.into(), time(at).into());
         record.fields.insert(ENDED_BY.into(), by.as_str().into());
         record
     }
@@ -344,8 +346,8 @@ fn read_boost(fields: &Map<String, Value>) -> Option<BoostRef> {
     Some(BoostRef { kind, name })
 }
 
-fn time(at: DateTime<Utc>) -> Value {
-    at.to_rfc3339_opts(SecondsFormat::Secs, true).into()
+fn time(at: DateTime<Utc>) -> String {
+    at.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 fn read_containers(

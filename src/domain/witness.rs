@@ -29,32 +29,34 @@ pub fn repair(
     now: DateTime<Utc>,
 ) -> Option<Pod> {
     let text = pod.record_text().unwrap_or_default();
-    let record = match Record::read(text) {
+    let text = match Record::read(text) {
         Ok(record) => {
             let bad = |name: &str| matches!(record.containers.get(name), Some(Err(_)));
-            record.with(&loans(pod, template, bad)?)
+            record.with(&loans(pod, template, bad)?).text()
         }
         Err(_) => whole(pod, &loans(pod, template, |_| true)?, policy, settings, now)?,
     };
     let mut repaired = pod.clone();
     let annotations = repaired.metadata.annotations.get_or_insert_default();
-    annotations.insert(BOOST_KEY.to_owned(), record.text());
+    annotations.insert(BOOST_KEY.to_owned(), text);
     Some(repaired)
 }
 
 fn whole(
     pod: &Pod,
-    loans: &BTreeMap<String, Loan>,
+    loans: &BTreeMap<&str, Loan>,
     policy: Option<&Policy>,
     settings: EndSettings,
     now: DateTime<Utc>,
-) -> Option<Record> {
+) -> Option<String> {
     let none = EndRule::default();
     let end = policy.map_or(&none, |policy| &policy.end);
     let created = pod.metadata.creation_timestamp.as_ref();
     let created = created.and_then(|time| DateTime::from_timestamp(time.0.as_second(), 0));
-    let about = NewRecord {
+    let record = NewRecord {
         timestamp: created.unwrap_or(now),
+        containers: loans,
+        clamped: &BTreeMap::new(),
         boost: match policy {
             Some(policy) => (policy.kind, &policy.name),
             None => (BoostKind::Namespaced, pod.claim()?),
@@ -62,15 +64,15 @@ fn whole(
         end,
         deadline_seconds: end.deadline_seconds(settings),
     };
-    Some(Record::new(about, loans, &BTreeMap::new()))
+    Some(record.text())
 }
 
 /// What the containers in question have above the template; where none has, what all of them have in common with it.
-fn loans(
-    pod: &Pod,
+fn loans<'a>(
+    pod: &'a Pod,
     template: &PodSpec,
     in_question: impl Fn(&str) -> bool,
-) -> Option<BTreeMap<String, Loan>> {
+) -> Option<BTreeMap<&'a str, Loan>> {
     let originals = template.containers.iter().chain(&template.init_containers);
     let originals: BTreeMap<&str, Cpu> = originals
         .map(|container| (container.name.as_str(), Cpu::of(container)))
@@ -87,9 +89,9 @@ fn loans(
             request: original.request.and_then(|cpu| request(cpu, now.request)),
             limit: original.limit.map(|cpu| limit(cpu, now.limit)),
         };
-        ((*name).to_owned(), loan)
+        (*name, loan)
     });
-    let all: BTreeMap<String, Loan> = all.filter(|(_, loan)| *loan != Loan::default()).collect();
+    let all: BTreeMap<&str, Loan> = all.filter(|(_, loan)| *loan != Loan::default()).collect();
     let is_lent = |loan: &Loan| {
         let values = [loan.request, loan.limit];
         let mut values = values.into_iter().flatten();
@@ -98,7 +100,7 @@ fn loans(
     let lent: BTreeMap<_, _> = all
         .iter()
         .filter(|(_, loan)| is_lent(loan))
-        .map(|(name, loan)| (name.clone(), *loan))
+        .map(|(name, loan)| (*name, *loan))
         .collect();
     let found = if lent.is_empty() { all } else { lent };
     (!found.is_empty()).then_some(found)

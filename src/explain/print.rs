@@ -12,7 +12,6 @@ use crate::domain::{
     policy::{BoostKind, Policy},
     quantity::MilliCpu,
     reason::Reason,
-    record::Record,
 };
 
 /// What would happen to a pod.
@@ -32,7 +31,7 @@ pub(super) fn json(explanation: &Explanation<'_>) -> String {
     let record = admission
         .record
         .as_ref()
-        .map(|record| serde_json::from_str::<Value>(&record.text()).unwrap_or_default());
+        .map(|record| serde_json::from_str::<Value>(record).unwrap_or_default());
     let containers = admission.containers.iter().map(container_json);
     let value = json!({
         "boost": admission.boost.as_ref().map(|boost| &boost.name),
@@ -105,7 +104,7 @@ fn write_text(
     if explanation.patch.0.is_empty() {
         return writeln!(out, "  patch: none");
     }
-    let record = admission.record.as_ref().map(Record::text);
+    let record = admission.record.as_ref();
     if let Some(record) = &record {
         writeln!(out, "  record: {record}")?;
     }

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
-    Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
+    Api, Client, Resource as _,
+    api::{
+        ApiResource, DynamicObject, GroupVersionKind, ListParams, ObjectList, Patch, PatchParams,
+        Request,
+    },
 };
 use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
-    api::{BOOST_KEY, Pod, PodSpec},
+    api::{BOOST_KEY, Pod, PodMetadata, PodSpec},
     domain::{
         failure::Failure,
         patch,
@@ -161,11 +164,13 @@ impl Writer {
             continue_token: next.map(str::to_owned),
             ..ListParams::default()
         };
-        let api: Api<Pod> = match namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
-        let list = within_deadline(api.list_metadata(&params)).await?;
+        let list = within_deadline(async {
+            // kube's own type keeps `managedFields`, which are most of a page.
+            let list = Request::new(Pod::url_path(&(), namespace)).list_metadata(&params);
+            let list = list.map_err(kube::Error::BuildRequest)?;
+            self.client.request::<ObjectList<PodMetadata>>(list).await
+        });
+        let list = list.await?;
         let next = list.metadata.continue_.filter(|token| !token.is_empty());
         let pods = list.items.into_iter().map(|item| item.metadata);
         Ok(Page {

@@ -16,7 +16,7 @@ use headstart::{
         end::EndSettings,
         patch,
         reason::Reason,
-        record::{MAX_BYTES, Record},
+        record::{BoostRef, MAX_BYTES, Record, Set},
         revert::{Decision, decide},
     },
 };
@@ -218,10 +218,28 @@ proptest! {
     fn a_record_is_read_as_it_was_written(scene in scene()) {
         let answer = scene.answer()?;
         prop_assert_eq!(answer.admission.record.is_some(), answer.is_boosted());
-        if let Some(record) = answer.admission.record {
-            let text = record.text();
-            prop_assert!(text.len() <= MAX_BYTES);
-            prop_assert_eq!(Record::read(&text), Ok(record));
+        let Some(text) = answer.admission.record else {
+            return Ok(());
+        };
+        prop_assert!(text.len() <= MAX_BYTES);
+        let record = Record::read(&text)?;
+        prop_assert_eq!(record.text(), text);
+        prop_assert_eq!(record.timestamp, Some(now()));
+        let policy = answer.admission.boost.expect("a boosted pod has one");
+        prop_assert_eq!(&record.end, &policy.end);
+        prop_assert_eq!(record.deadline_seconds, Some(policy.end.deadline_seconds(scene.settings.end)));
+        prop_assert_eq!(record.boost, Some(BoostRef { kind: Some(policy.kind), name: policy.name.clone() }));
+        let boosted = answer.admission.containers.iter().filter(|it| it.from != it.to);
+        let boosted: BTreeMap<_, _> = boosted.map(|it| (it.name.as_str(), it)).collect();
+        prop_assert!(record.containers.keys().eq(boosted.keys()));
+        for (name, loan) in &record.containers {
+            let (loan, decision) = (loan.as_ref()?, boosted[name.as_str()]);
+            let values = [(loan.request, decision.from.request, decision.to.request), (loan.limit, decision.from.limit, decision.to.limit)];
+            for (value, from, to) in values {
+                prop_assert_eq!(value.map(|value| value.original), from);
+                let set = to.map_or(Set::Removed, |to| if Some(to) == from { Set::Untouched } else { Set::To(to) });
+                prop_assert!(from.is_none() || value.map(|value| value.set) == Some(set));
+            }
         }
     }
 
@@ -315,7 +333,7 @@ proptest! {
             let less = got.to.request < wanted.to.request || infinite(got.to.limit) < infinite(wanted.to.limit);
             prop_assert!(less || wanted.reason == Some(Reason::QoSChange), "{:?} of {:?}", got, wanted);
         }
-        let clamped = answer.admission.record.map(|record| record.text()).unwrap_or_default();
+        let clamped = answer.admission.record.unwrap_or_default();
         let clamped: Value = serde_json::from_str(&clamped).unwrap_or_default();
         for name in clamped["clamped"].as_object().into_iter().flat_map(|map| map.keys()) {
             let mut decisions = answer.admission.containers.iter();

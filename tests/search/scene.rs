@@ -9,7 +9,7 @@ use headstart::{
         end::{ConditionRule, EndRule, EndSettings},
         policy::{BoostKind, Policy},
         quantity::MilliCpu,
-        record::{Loan, LoanValue, NewRecord, Record, Set},
+        record::{Loan, LoanValue, NewRecord, Set},
         snapshot::BoostIndex,
     },
 };
@@ -267,19 +267,21 @@ impl Scene {
             request: value(it.original[0], it.boosted[0]),
             limit: value(it.original[1], it.boosted[1]),
         };
-        let loans: BTreeMap<String, Loan> = self
+        let loans: BTreeMap<&str, Loan> = self
             .containers
             .iter()
-            .map(|it| (it.name.to_owned(), loan(it)))
+            .map(|it| (it.name, loan(it)))
             .collect();
         let rule = self.rule();
-        let about = NewRecord {
+        let record = NewRecord {
             timestamp: at(now),
+            containers: &loans,
+            clamped: &BTreeMap::new(),
             boost: (BoostKind::Namespaced, BOOST),
             end: &rule,
             deadline_seconds: rule.deadline_seconds(EndSettings::default()),
         };
-        let record = Record::new(about, &loans, &BTreeMap::new()).text();
+        let record = record.text();
         if !self.missed {
             return record;
         }

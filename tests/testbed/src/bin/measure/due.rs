@@ -15,12 +15,14 @@ use tokio::time::sleep;
 
 use crate::{
     effort::Effort,
-    lives::{self, KEY, Lives, NAMESPACE, ORIGINAL},
+    lives::{self, KEY, LIMIT, Lives, NAMESPACE, ORIGINAL, UNRELATED},
     release_binary, resident,
 };
 
 /// After it a replica has done what it does when much has changed.
 const SETTLE: Duration = Duration::from_secs(10);
+/// Reviews after which a replica has in memory what reviews need.
+const WARM_UP: u32 = 500;
 const READY: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Pods that the bare loop writes to at a time: as many as a term does at first.
@@ -44,7 +46,12 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
     sleep(SETTLE).await;
     let idle = resident(&cluster.replicas[0])?;
     row("memory without pods", mebibytes(idle));
-    lives::create(&cluster.plane, "unrelated", 2 * pods).await?;
+    // What the first reviews bring with them is no matter of how many pods there are.
+    lives::create(&cluster.plane, UNRELATED, 0..WARM_UP).await?;
+    sleep(SETTLE).await;
+    let idle = resident(&cluster.replicas[0])?;
+    row(&format!("memory after {WARM_UP} reviews"), mebibytes(idle));
+    lives::create(&cluster.plane, UNRELATED, WARM_UP..WARM_UP + 2 * pods).await?;
     sleep(SETTLE).await;
     let more = resident(&cluster.replicas[0])? - idle;
     row(
@@ -52,7 +59,7 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
         mebibytes(more),
     );
 
-    lives::create(&cluster.plane, "bare", pods).await?;
+    lives::create(&cluster.plane, "bare", 0..pods).await?;
     lives.until_running(count, PATIENCE).await?;
     // Nobody else may have a hand in it.
     crash(&mut cluster, "headstart-0")?;
@@ -61,7 +68,7 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
 
     lives.forget();
     start_replica(&mut cluster).await?;
-    lives::create(&cluster.plane, "ours", pods).await?;
+    lives::create(&cluster.plane, "ours", 0..pods).await?;
     lives.until_running(count, PATIENCE).await?;
     sleep(SETTLE).await;
     let memory = resident(&cluster.replicas[0])?;
@@ -135,7 +142,7 @@ async fn bare_loop(cluster: &Cluster, lives: &Lives, count: usize) -> Result<Dur
         .list_metadata(&ListParams::default().labels("group=bare"))
         .await?;
     let names = list.items.into_iter().filter_map(|pod| pod.metadata.name);
-    let back = json!({"requests": {"cpu": ORIGINAL}, "limits": {"cpu": "5m"}});
+    let back = json!({"requests": {"cpu": ORIGINAL}, "limits": {"cpu": LIMIT}});
     let resize = json!({"spec": {"containers": [{"name": "app", "resources": back}]}});
     let finish = json!({"metadata": {"labels": {KEY: null}, "annotations": {KEY: r#"{"state":"Reverted"}"#}}});
     let (resize, finish) = (&Patch::Strategic(resize), &Patch::Strategic(finish));

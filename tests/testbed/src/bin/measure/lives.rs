@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io::{BufRead as _, BufReader},
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -22,8 +23,9 @@ use tokio_util::task::AbortOnDropHandle;
 pub(crate) const NAMESPACE: &str = "storm";
 /// Of the record and of the claim.
 pub(crate) const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
-/// What the pods ask for: little, so that many fit on the one node. A boost doubles it.
+/// What the pods ask for, and their limit: little, so that many fit on the one node. A boost doubles both.
 pub(crate) const ORIGINAL: &str = "1m";
+pub(crate) const LIMIT: &str = "5m";
 const ACCOUNT: &str = "system:serviceaccount:headstart-system:headstart";
 const SOON: Duration = Duration::from_secs(30);
 /// Pods that are created at a time.
@@ -43,7 +45,7 @@ pub(crate) async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()>
             "selector": {"matchLabels": {"group": group}},
             "spec": {
                 "resourcePolicy": {"containerPolicies": [
-                    {"matchContainers": {"type": "ExactName", "value": "app"}, "percentageIncrease": {"value": 100}},
+                    {"matchContainers": {"type": "ExactName", "value": "app"}, "fixedResources": {"requests": "2m", "limits": "10m"}},
                 ]},
                 "durationPolicy": {"podCondition": {"type": "Ready", "status": "True"}},
             },
@@ -63,26 +65,28 @@ pub(crate) async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()>
     .await
 }
 
-/// The pod of that number in a group. Those of the group `unrelated` wait for ever: no boost matches them, and no
-/// scheduler takes them.
+/// The group of pods that wait for ever: no boost matches them, and no scheduler takes them.
+pub(crate) const UNRELATED: &str = "unrelated";
+
+/// The pod of that number in a group.
 pub(crate) fn pod(group: &str, index: u32) -> Result<Pod> {
-    let resources = json!({"requests": {"cpu": ORIGINAL}, "limits": {"cpu": "5m"}});
+    let resources = json!({"requests": {"cpu": ORIGINAL}, "limits": {"cpu": LIMIT}});
     let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": format!("{group}-{index}"), "labels": {"group": group}},
         "spec": {"containers": [{"name": "app", "image": "app", "resources": resources}]},
     });
-    if group == "unrelated" {
+    if group == UNRELATED {
         pod["spec"]["schedulingGates"] = json!([{"name": "example.com/never"}]);
     }
     serde_json::from_value(pod).context("making a pod")
 }
 
-/// Creates the pods of a group as fast as the API server takes them.
-pub(crate) async fn create(plane: &ControlPlane, group: &str, pods: u32) -> Result<()> {
+/// Creates the pods of these numbers in a group as fast as the API server takes them.
+pub(crate) async fn create(plane: &ControlPlane, group: &str, pods: Range<u32>) -> Result<()> {
     let api: Api<Pod> = Api::namespaced(plane.admin(), NAMESPACE);
-    let created = (0..pods).map(|index| {
+    let created = pods.map(|index| {
         let api = api.clone();
         async move {
             let pod = pod(group, index)?;
