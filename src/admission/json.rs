@@ -117,8 +117,7 @@ impl<'de> Reader<'de> {
     fn visit_string<V: Visitor<'de>>(&mut self, visitor: V) -> Result<V::Value, Unsure> {
         let begin = self.at;
         let text = self.take_string()?;
-        // Control characters make it invalid.
-        if !text.bytes().any(|byte| byte == b'\\' || byte < b' ') {
+        if is_plain(text.as_bytes()) {
             return visitor.visit_borrowed_str(text);
         }
         let quoted = &self.text[begin..self.at];
@@ -194,20 +193,12 @@ fn end_of_string(bytes: &[u8], mut at: usize) -> Option<usize> {
 }
 
 /// The first `"` or `\`.
+#[inline]
 fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
-    const LOW: u64 = u64::from_le_bytes([0x01; 8]);
-    const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
-    const QUOTE: u64 = u64::from_le_bytes([b'"'; 8]);
-    const BACKSLASH: u64 = u64::from_le_bytes([b'\\'; 8]);
-    /// The highest bit of the first byte of a word that equals the pattern's is set, and none before it.
-    const fn equal(word: u64, pattern: u64) -> u64 {
-        let differing = word ^ pattern;
-        differing.wrapping_sub(LOW) & !differing & HIGH
-    }
     let (words, rest) = bytes.as_chunks::<8>();
     for (index, word) in words.iter().enumerate() {
         let word = u64::from_le_bytes(*word);
-        let found = equal(word, QUOTE) | equal(word, BACKSLASH);
+        let found = equal(word, b'"') | equal(word, b'\\');
         if found != 0 {
             return Some(index * 8 + found.trailing_zeros() as usize / 8);
         }
@@ -215,6 +206,32 @@ fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
     let rest_at = words.len() * 8;
     let found = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
     found.map(|index| rest_at + index)
+}
+
+/// Whether a string is what is written between its quotes: without escapes, and without control characters, which make it
+/// invalid.
+fn is_plain(text: &[u8]) -> bool {
+    let (words, rest) = text.as_chunks::<8>();
+    let odd = words.iter().fold(0, |odd, word| {
+        let word = u64::from_le_bytes(*word);
+        odd | equal(word, b'\\') | less(word, b' ')
+    });
+    odd == 0 && !rest.iter().any(|byte| *byte == b'\\' || *byte < b' ')
+}
+
+/// Each byte's lowest bit.
+const LOW: u64 = u64::from_le_bytes([0x01; 8]);
+/// Each byte's highest bit.
+const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
+
+/// The highest bit of the first byte of a word that is this one is set, and none before it.
+const fn equal(word: u64, byte: u8) -> u64 {
+    less(word ^ u64::from_le_bytes([byte; 8]), 1)
+}
+
+/// The highest bit of the first byte of a word that is less than this one, at most 128, is set, and none before it.
+const fn less(word: u64, byte: u8) -> u64 {
+    word.wrapping_sub(LOW * byte as u64) & !word & HIGH
 }
 
 impl<'de> Deserializer<'de> for &mut Reader<'de> {

@@ -188,10 +188,6 @@ struct Answer<'a> {
 struct Response<'a> {
     uid: &'a str,
     allowed: True,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patch_type: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    patch: Option<String>,
     /// They appear in the API server's audit log, under the webhook's name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     audit_annotations: Notes<'a>,
@@ -255,8 +251,6 @@ fn answer(uid: &str, patch: Option<Vec<u8>>, audit_annotations: Notes<'_>) -> Ve
     let response = Response {
         uid,
         allowed: True,
-        patch_type: patch.is_some().then_some("JSONPatch"),
-        patch: patch.map(|patch| BASE64_STANDARD.encode(patch)),
         audit_annotations,
     };
     let answer = Answer {
@@ -264,5 +258,14 @@ fn answer(uid: &str, patch: Option<Vec<u8>>, audit_annotations: Notes<'_>) -> Ve
         kind: KIND,
         response,
     };
-    serde_json::to_vec(&answer).expect("an answer can be written as JSON")
+    let mut text = serde_json::to_string(&answer).expect("an answer can be written as JSON");
+    if let Some(patch) = patch {
+        // Nothing in base64 needs escaping, so it goes in as it is, at the end of the response.
+        let end = text.split_off(text.len() - "}}".len());
+        text.push_str(r#","patchType":"JSONPatch","patch":""#);
+        BASE64_STANDARD.encode_string(patch, &mut text);
+        text.push('"');
+        text.push_str(&end);
+    }
+    text.into_bytes()
 }

@@ -38,22 +38,23 @@ pub fn admission(pod: &Pod, admission: &Admission) -> Patch {
         } else {
             ("initContainers", index - regular)
         };
-        let position = position.to_string();
         let now = Cpu::of(container);
-        let mut value =
-            |kind: &str, amounts: Option<&Amounts>, now: Option<MilliCpu>, to: Option<MilliCpu>| {
-                let at = ["spec", list, &position, "resources", kind, "cpu"];
-                match (now, to) {
-                    (now, to) if now == to => {}
-                    (Some(_), Some(to)) => patch.push(replace(&at, to.to_string())),
-                    (Some(_), None) => patch.push(remove(&at)),
-                    (None, Some(to)) if amounts.is_some() => {
-                        patch.push(add(&at, to.to_string().into()));
-                    }
-                    (None, Some(to)) => patch.push(add(&at[..5], json!({"cpu": to.to_string()}))),
-                    (None, None) => {}
-                }
+        let mut value = |kind: &str,
+                         amounts: Option<&Amounts>,
+                         now: Option<MilliCpu>,
+                         to: Option<MilliCpu>| {
+            if now == to {
+                return;
+            }
+            let map = format!("/spec/{list}/{position}/resources/{kind}");
+            let operation = match (now, to) {
+                (Some(_), Some(to)) => replace(map + "/cpu", to.to_string()),
+                (Some(_), None) => remove(map + "/cpu"),
+                (None, Some(to)) if amounts.is_some() => add(map + "/cpu", to.to_string().into()),
+                (None, to) => add(map, json!({"cpu": to.map(|to| to.to_string())})),
             };
+            patch.push(operation);
+        };
         value(
             "requests",
             container.resources.requests.as_ref(),
@@ -90,39 +91,40 @@ fn mark(
     now: Option<&BTreeMap<String, String>>,
     to: Option<String>,
 ) {
-    let at = ["metadata", map, BOOST_KEY];
+    let key = || format!("/metadata/{map}/{}", BOOST_KEY.replace('/', "~1"));
     let present = now.and_then(|map| map.get(BOOST_KEY));
     match (now, to) {
         (_, Some(to)) if present == Some(&to) => {}
-        (Some(_), Some(to)) => patch.push(add(&at, to.into())),
-        (None, Some(to)) => patch.push(add(&at[..2], json!({BOOST_KEY: to}))),
-        (_, None) if present.is_some() => patch.push(remove(&at)),
+        (Some(_), Some(to)) => patch.push(add(key(), to.into())),
+        (None, Some(to)) => patch.push(add(format!("/metadata/{map}"), json!({BOOST_KEY: to}))),
+        (_, None) if present.is_some() => patch.push(remove(key())),
         (_, None) => {}
     }
 }
 
-fn add(path: &[&str], value: Value) -> PatchOperation {
+fn add(path: String, value: Value) -> PatchOperation {
     PatchOperation::Add(AddOperation {
         path: pointer(path),
         value,
     })
 }
 
-fn replace(path: &[&str], value: String) -> PatchOperation {
+fn replace(path: String, value: String) -> PatchOperation {
     PatchOperation::Replace(ReplaceOperation {
         path: pointer(path),
         value: value.into(),
     })
 }
 
-fn remove(path: &[&str]) -> PatchOperation {
+fn remove(path: String) -> PatchOperation {
     PatchOperation::Remove(RemoveOperation {
         path: pointer(path),
     })
 }
 
-fn pointer(path: &[&str]) -> PointerBuf {
-    PointerBuf::from_tokens(path.iter().copied())
+fn pointer(path: String) -> PointerBuf {
+    PointerBuf::parse(path)
+        .expect("a path of ours begins with a slash, and slashes in it are escaped")
 }
 
 /// The strategic-merge body for `pods/resize`: these containers' CPU values, merged by container name.

@@ -111,16 +111,18 @@ pub fn parse_milli(text: &str) -> Result<u128, QuantityError> {
     }
     let (binary, decimal) = exponents(suffix).ok_or(Malformed)?;
     let fraction = fraction.trim_end_matches('0');
-    let digits = format!("{whole}{fraction}");
-    let digits = digits.trim_start_matches('0');
-    if digits.is_empty() {
+    let digits = whole
+        .bytes()
+        .chain(fraction.bytes())
+        .map(|digit| digit - b'0');
+    if digits.clone().all(|digit| digit == 0) {
         return Ok(0);
     }
     if negative {
         return Err(Negative);
     }
     // value in thousandths = digits × 2^binary × 10^(decimal - fraction digits + 3)
-    let digits: u128 = digits.parse().map_err(|_| OutOfRange)?;
+    let digits = number_of(digits).ok_or(OutOfRange)?;
     let scaled = digits
         .checked_shl(binary)
         .filter(|scaled| scaled >> binary == digits)
@@ -137,6 +139,12 @@ pub fn parse_milli(text: &str) -> Result<u128, QuantityError> {
             Ok(power_of_ten(exponent.unsigned_abs()).map_or(1, |divisor| scaled.div_ceil(divisor)))
         }
     }
+}
+
+fn number_of(digits: impl IntoIterator<Item = u8>) -> Option<u128> {
+    digits.into_iter().try_fold(0u128, |number, digit| {
+        number.checked_mul(10)?.checked_add(digit.into())
+    })
 }
 
 fn power_of_ten(exponent: u64) -> Option<u128> {
