@@ -21,7 +21,7 @@ use hyper_util::{
 };
 use rustls::ServerConfig;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, BufReader},
     net::TcpListener,
     sync::Semaphore,
     time::{sleep, timeout},
@@ -38,6 +38,8 @@ const HEADER_DEADLINE: Duration = Duration::from_secs(120);
 const FIRST_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// What a connection may have in its buffer, in bytes: a usual review whole. Without a bound it grows to 400 KiB.
 const READ_BUFFER: usize = 64 << 10;
+/// What is read of a connection at once, in bytes: a TLS record. rustls by itself asks the kernel for 4 KiB at a time.
+const READ_AT_ONCE: usize = 16 << 10;
 /// After an accept error, such as too many open files, so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -118,6 +120,7 @@ where
             let Some(acceptor) = acceptor else {
                 return converse(&http, stream, service, watcher).await;
             };
+            let stream = BufReader::with_capacity(READ_AT_ONCE, stream);
             match timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => converse(&http, stream, service, watcher).await,
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),

@@ -631,6 +631,10 @@ async fn a_term_begins_with_the_most_overdue_and_sixteen_at_once() {
         .collect();
     assert_eq!(resized, names, "the most overdue first");
     assert_eq!(writes.len(), 600, "two writes a boost");
+    let resizes_first = writes[..300]
+        .iter()
+        .all(|write| write_of(write).is_some_and(|(write, _)| write == "resize"));
+    assert!(resizes_first, "marks wait while CPU is lent");
     assert_eq!(under_way[1].load(SeqCst), 16, "at most, and used");
 }
 

@@ -89,8 +89,9 @@ async fn read(
                 return Err(StatusCode::PAYLOAD_TOO_LARGE);
             }
             if size > SMALL_BODY && share.is_none() {
-                // Nobody has said how long it will be.
+                // Nobody has said how long it will be. Room that grows by doubling would take as much again on the way.
                 share = Some(take(large, MAX_BODY).await);
+                bytes.reserve_exact(MAX_BODY - bytes.len());
             }
             while chunk.has_remaining() {
                 let part = chunk.chunk();

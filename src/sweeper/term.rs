@@ -137,7 +137,7 @@ pub(super) struct Term {
     claims: HashMap<Uid, Claim>,
     /// Looks that are due by themselves.
     looks: BTreeSet<(Instant, Uid)>,
-    /// Claims to be acted on, the most overdue first.
+    /// Claims to be acted on: reverts by when they were due, the most overdue first; finishes by when their CPU was back.
     queue: BTreeSet<(DateTime<Utc>, Uid)>,
     in_flight: JoinSet<(Uid, Step)>,
     /// How many may be in flight: fewer while the API server asks for it.
@@ -373,7 +373,8 @@ fn next(sweeper: &Sweeper, claim: &mut Claim, has_claim: bool) -> Next {
             Some(at) => Next::Look(at),
             None => act(claim, revert.due.at),
         },
-        Decision::Finish(finish) => act(claim, finish.due.unwrap_or(wall)),
+        // Behind all that were due before: their CPU is still lent, here only the marks are left.
+        Decision::Finish(_) => act(claim, wall),
         Decision::Wait(until) => {
             let wait = |until: DateTime<Utc>| (until - wall).to_std().unwrap_or_default();
             until.map_or(Next::Idle, |until| {

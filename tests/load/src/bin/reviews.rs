@@ -13,7 +13,7 @@ use load::{
     microseconds,
 };
 use memchr::memmem;
-use tokio::{task::JoinSet, time::sleep_until};
+use tokio::{sync::mpsc, task::JoinSet};
 use tokio_rustls::TlsConnector;
 
 const USAGE: &str = "reviews CA ADDRESS fast CONNECTIONS SECONDS    one review after another on each connection
@@ -105,14 +105,23 @@ impl Load {
 
     async fn at_rate(self, index: u32, rate: u32) -> Result<Vec<u64>> {
         let mut connection = self.open().await?;
-        let began = tokio::time::Instant::now();
-        let mut times = Vec::new();
-        for number in 0.. {
-            let due = began + Duration::from_secs(1) * (number * SPREAD + index) / rate;
-            if due >= began + self.time {
-                break;
+        // The runtime's own timers are up to 1 ms late, which is more than an answer takes.
+        let (send, mut due) = mpsc::unbounded_channel();
+        let began = Instant::now();
+        std::thread::spawn(move || {
+            for number in 0.. {
+                let after = Duration::from_secs(1) * (number * SPREAD + index) / rate;
+                if after >= self.time {
+                    break;
+                }
+                std::thread::sleep((began + after).saturating_duration_since(Instant::now()));
+                if send.send(began + after).is_err() {
+                    break;
+                }
             }
-            sleep_until(due).await;
+        });
+        let mut times = Vec::new();
+        while let Some(due) = due.recv().await {
             self.ask(&mut connection).await?;
             times.push(microseconds(due.elapsed()));
         }
