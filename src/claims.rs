@@ -15,8 +15,8 @@ use crate::{
     watch::{Told, config, forever},
 };
 
-/// A pod's uid: names are used again.
-pub type Uid = String;
+/// A pod's uid: names are used again. Shared, as several lists have it.
+pub type Uid = Arc<str>;
 
 /// The cache.
 #[derive(Debug, Default)]
@@ -131,6 +131,7 @@ impl Claims {
     }
 }
 
-fn uid(pod: &Pod) -> Uid {
-    pod.metadata.uid.clone().unwrap_or_default()
+/// The uid of a pod; the API server gives each one.
+pub(crate) fn uid(pod: &Pod) -> Uid {
+    pod.metadata.uid.as_deref().unwrap_or_default().into()
 }

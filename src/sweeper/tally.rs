@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::watch;
@@ -69,7 +69,7 @@ impl Tally {
     }
 
     /// Counts a claim, once.
-    pub(super) fn add(&self, uid: &str, pod: &Pod) {
+    pub(super) fn add(&self, uid: &Uid, pod: &Pod) {
         let mut counts = self.counts();
         if counts.claims.contains_key(uid) {
             return;
@@ -78,7 +78,7 @@ impl Tally {
             return;
         };
         counts.boosts.entry(key.clone()).or_default().active += containers;
-        counts.claims.insert(uid.to_owned(), (key, containers));
+        counts.claims.insert(Arc::clone(uid), (key, containers));
         self.changes.send_replace(());
     }
 
@@ -95,13 +95,13 @@ impl Tally {
     }
 
     /// Something keeps a claim's boost from ending, or no longer does.
-    pub(super) fn trouble(&self, uid: &str, trouble: Option<(&'static str, &str)>) {
+    pub(super) fn trouble(&self, uid: &Uid, trouble: Option<(&'static str, &str)>) {
         let mut counts = self.counts();
         let key = counts.claims.get(uid).map(|(key, _)| key.clone());
         match key.zip(trouble) {
             Some((key, (reason, text))) => {
                 let trouble = (reason, text.to_owned());
-                counts.troubles.insert(uid.to_owned(), (key, trouble));
+                counts.troubles.insert(Arc::clone(uid), (key, trouble));
             }
             None if counts.troubles.remove(uid).is_none() => return,
             None => {}
@@ -237,9 +237,9 @@ mod tests {
         assert_eq!(tally.of(&key(), &BoostStatus::default()), None);
         tally.settle();
         assert_eq!(tally.of(&key(), &BoostStatus::default()), Some((0, 0)));
-        tally.add("u", &pod(&["app", "side"]));
-        tally.add("u", &pod(&["app", "side"]));
-        tally.add("v", &pod(&["app"]));
+        tally.add(&"u".into(), &pod(&["app", "side"]));
+        tally.add(&"u".into(), &pod(&["app", "side"]));
+        tally.add(&"v".into(), &pod(&["app"]));
         assert_eq!(tally.of(&key(), &BoostStatus::default()), Some((3, 3)));
         tally.remove("u");
         tally.remove("u");
@@ -259,7 +259,7 @@ mod tests {
         ] {
             let tally = Tally::default();
             for index in 0..found {
-                tally.add(&index.to_string(), &pod(&["app"]));
+                tally.add(&index.to_string().into(), &pod(&["app"]));
             }
             tally.settle();
             let counted = tally.of(&key(), &stored(active, total));

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     api::{Pod, PodSpec},
-    claims::Uid,
+    claims::{Uid, uid},
     domain::{
         failure::Failure,
         revert::{Decision, Leave, Pending},
@@ -209,7 +209,7 @@ impl Term {
 
     /// A pod without a claim that may be boosted all the same.
     fn found(&mut self, pod: Arc<Pod>) {
-        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let uid = uid(&pod);
         if self.claims.contains_key(&uid) {
             return;
         }
@@ -329,7 +329,7 @@ impl Term {
             .pause(claim.failures, fastrand::f64())
             .unwrap_or_default();
         tracing::warn!(
-            uid,
+            %uid,
             ?failure,
             ?pause,
             "a pod could not be written to; trying again"
@@ -437,10 +437,9 @@ fn say(sweeper: &Sweeper, claim: &mut Claim, reason: &'static str, text: &str) {
     tracing::warn!(namespace, name, reason, text, "a boost can't be taken back");
     sweeper.metrics.stuck(reason);
     sweeper.events.failed(&claim.pod, reason, text);
-    sweeper.tally.trouble(
-        meta.uid.as_deref().unwrap_or_default(),
-        Some((reason, text)),
-    );
+    sweeper
+        .tally
+        .trouble(&uid(&claim.pod), Some((reason, text)));
 }
 
 /// Puts a claim in an ordered set, and remembers where.

@@ -60,16 +60,19 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
     );
 
     lives::create(&cluster.plane, "bare", 0..pods).await?;
-    lives.until_running(count, PATIENCE).await?;
+    let bare_boosted = lives.until_running(count, PATIENCE).await?;
     // Nobody else may have a hand in it.
     crash(&mut cluster, "headstart-0")?;
-    let bare = bare_loop(&cluster, &lives, count).await?;
-    row("a bare loop of the same two PATCHes", rate(bare, pods));
+    let bare = bare_loop(&cluster, &lives, bare_boosted).await?;
+    row(
+        "a bare loop of the same two PATCHes",
+        rate(bare, bare_boosted),
+    );
 
     lives.forget();
     start_replica(&mut cluster).await?;
     lives::create(&cluster.plane, "ours", 0..pods).await?;
-    lives.until_running(count, PATIENCE).await?;
+    let boosted = lives.until_running(count, PATIENCE).await?;
     sleep(SETTLE).await;
     let memory = resident(&cluster.replicas[0])?;
     row("memory of the leader, all boosted", mebibytes(memory));
@@ -85,14 +88,14 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
         "from winning the lease to the first CPU that is back",
         format!("{first:.2} s"),
     );
-    let finished = lives.until_finished(count, PATIENCE);
+    let finished = lives.until_finished(boosted, PATIENCE);
     let most = peak_until(&cluster.replicas[0], finished).await?;
     let ours = won.elapsed();
-    row("until all are finished", rate(ours, pods));
-    let share = 100.0 * bare.as_secs_f64() / ours.as_secs_f64();
+    row("until all are finished", rate(ours, boosted));
+    let share = 100.0 * per_second(ours, boosted) / per_second(bare, bare_boosted);
     row("its rate, of the bare loop's", format!("{share:.0} %"));
     row("memory of the leader meanwhile, at most", mebibytes(most));
-    let writes = lives::writes(&cluster.plane, "ours", count)?;
+    let writes = lives::writes(&cluster.plane, "ours", boosted)?;
     row(
         "our writes a pod, conflicts included",
         format!("{writes:.3}"),
@@ -102,9 +105,17 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
     Ok(())
 }
 
-fn rate(took: Duration, pods: u32) -> String {
-    let took = took.as_secs_f64();
-    format!("{took:.1} s, {:.0} pods/s", f64::from(pods) / took)
+fn rate(took: Duration, pods: usize) -> String {
+    format!(
+        "{:.1} s, {:.0} pods/s",
+        took.as_secs_f64(),
+        per_second(took, pods)
+    )
+}
+
+#[allow(clippy::cast_precision_loss)]
+fn per_second(took: Duration, pods: usize) -> f64 {
+    pods as f64 / took.as_secs_f64()
 }
 
 fn crash(cluster: &mut Cluster, name: &str) -> Result<()> {

@@ -161,10 +161,11 @@ impl Lives {
         self.lives().values().filter_map(lag).collect()
     }
 
-    /// Waits until that many boosted pods run.
-    pub(crate) async fn until_running(&self, pods: usize, patience: Duration) -> Result<()> {
-        let is = |life: &Life| life.boosted && life.running;
-        self.until("run with a boost", pods, patience, is).await
+    /// Waits until that many pods run, and says how many of them are boosted: the webhook may not always be in time.
+    pub(crate) async fn until_running(&self, pods: usize, patience: Duration) -> Result<usize> {
+        self.until("run", pods, patience, |life| life.running)
+            .await?;
+        Ok(self.count(|life| life.running && life.boosted))
     }
 
     /// Waits until that many have their CPU back.
