@@ -611,7 +611,7 @@ fn slow_resizes(server: &MemoryServer, delay: Duration) -> Arc<[AtomicUsize; 2]>
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_term_begins_with_the_most_overdue_and_sixteen_at_once() {
+async fn a_term_begins_with_the_most_overdue_and_thirty_two_at_once() {
     let server = server();
     let names = overdue(&server, 300);
     let under_way = slow_resizes(&server, Duration::from_millis(100));
@@ -635,7 +635,7 @@ async fn a_term_begins_with_the_most_overdue_and_sixteen_at_once() {
         .iter()
         .all(|write| write_of(write).is_some_and(|(write, _)| write == "resize"));
     assert!(resizes_first, "marks wait while CPU is lent");
-    assert_eq!(under_way[1].load(SeqCst), 16, "at most, and used");
+    assert_eq!(under_way[1].load(SeqCst), 32, "at most, and used");
 }
 
 #[tokio::test(start_paused = true)]

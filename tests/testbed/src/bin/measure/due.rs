@@ -26,7 +26,7 @@ const WARM_UP: u32 = 500;
 const READY: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Pods that the bare loop writes to at a time: as many as a term does at first.
-const BARE_AT_ONCE: usize = 16;
+const BARE_AT_ONCE: usize = 32;
 
 /// Ends the boosts of that many pods at once.
 pub(crate) async fn due(pods: u32) -> Result<()> {
