@@ -27,7 +27,7 @@ use crate::{
 /// Where the pods are created meanwhile.
 const ELSEWHERE: &str = "elsewhere";
 /// Between two of them.
-const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(400);
 /// How long all may take together.
 const PATIENCE: Duration = Duration::from_secs(600);
 
