@@ -40,8 +40,9 @@ pub fn qos_class(pod: &Pod, cpu: impl Fn(usize) -> Cpu) -> QosClass {
         any |= request.iter().chain(&limit).any(|amount| *amount > 0);
         guaranteed &= limit.iter().all(|amount| *amount > 0);
         for resource in 0..2 {
-            requests[resource] += request[resource];
-            limits[resource] += limit[resource];
+            // Amounts of memory may be anything up to 128 bits; the API server caps each at 64 when it compares.
+            requests[resource] = requests[resource].saturating_add(request[resource]);
+            limits[resource] = limits[resource].saturating_add(limit[resource]);
         }
     }
     match (any, guaranteed && requests == limits) {
@@ -53,4 +54,24 @@ pub fn qos_class(pod: &Pod, cpu: impl Fn(usize) -> Cpu) -> QosClass {
 
 fn milli(cpu: Option<super::quantity::MilliCpu>) -> u128 {
     cpu.map_or(0, |cpu| u128::from(cpu.milli()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Found by fuzzing: four times 10³⁵ bytes are more thousandths than 128 bits hold.
+    #[test]
+    fn absurd_amounts_of_memory_are_summed() {
+        let amounts = json!({"cpu": "1", "memory": "100000000000000000000000000000000000"});
+        let container =
+            |name| json!({"name": name, "resources": {"requests": amounts, "limits": amounts}});
+        let containers = ["a", "b", "c", "d"].map(container);
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": containers}}))
+            .expect("it is a pod");
+        let cpus: Vec<Cpu> = pod.all_containers().map(Cpu::of).collect();
+        assert_eq!(qos_class(&pod, |index| cpus[index]), QosClass::Guaranteed);
+    }
 }
