@@ -1,7 +1,8 @@
 //! The programs of the control plane: where they are, or how they come to be.
 //!
-//! Nothing is downloaded ready-made: the Go module beside this crate holds etcd, kube-apiserver and kubectl in one program, which
-//! is built once and kept in the user's cache. People who have envtest's binaries set `KUBEBUILDER_ASSETS` and build nothing.
+//! Nothing is downloaded ready-made: the Go module beside this crate holds etcd, kube-apiserver and kubectl in one program, and
+//! what makes a whole cluster of them in a second one. Each is built once, when it is first asked for, and kept in the user's
+//! cache. People who have envtest's binaries set `KUBEBUILDER_ASSETS` and build nothing for a control plane.
 
 use std::{
     env,
@@ -16,8 +17,39 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
-/// The names by which the program is started; it looks at its own.
-const NAMES: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
+/// A package of the Go module: one program that goes by several names, and looks at the one it was started by.
+struct Package {
+    /// Its folder in the module, as Go wants it.
+    path: &'static str,
+    /// What the program is called in the cache.
+    program: &'static str,
+    /// The other names that it has there.
+    names: &'static [&'static str],
+    /// What it is, for people who wait for it.
+    what: &'static str,
+    /// How long its build takes on two cores, in words.
+    takes: &'static str,
+}
+
+const CONTROL_PLANE: Package = Package {
+    path: ".",
+    program: "kube",
+    names: &["etcd", "kube-apiserver", "kubectl"],
+    what: "the test control plane",
+    takes: "about 10 minutes",
+};
+const NODE: Package = Package {
+    path: "./node",
+    program: "node",
+    names: &[
+        "kube-controller-manager",
+        "kube-proxy",
+        "kube-scheduler",
+        "kubelet",
+    ],
+    what: "the rest of a test cluster",
+    takes: "about 5 minutes after the control plane",
+};
 const NO_GO: &str = "Go 1.26 or newer is needed to build the test control plane: install it, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kubectl";
 
 /// Paths of the three programs.
@@ -40,7 +72,7 @@ impl Binaries {
         let folder = match env::var_os("KUBEBUILDER_ASSETS") {
             Some(assets) if !assets.is_empty() => {
                 let assets = PathBuf::from(assets);
-                for name in NAMES {
+                for name in CONTROL_PLANE.names {
                     ensure!(
                         assets.join(name).is_file(),
                         "KUBEBUILDER_ASSETS is {}, but there is no {name} in it: put it there, or unset the variable to have it built",
@@ -49,24 +81,54 @@ impl Binaries {
                 }
                 assets
             }
-            _ => cached()?,
+            _ => cached(&CONTROL_PLANE)?,
         };
-        let [etcd, kube_apiserver, kubectl] = NAMES.map(|name| folder.join(name));
+        let program = |name| folder.join(name);
         Ok(Self {
-            etcd,
-            kube_apiserver,
-            kubectl,
+            etcd: program("etcd"),
+            kube_apiserver: program("kube-apiserver"),
+            kubectl: program("kubectl"),
         })
     }
 }
 
-/// The folder in the cache, built if it is not there.
-fn cached() -> Result<PathBuf> {
+/// Paths of what turns a control plane into a cluster with a real node.
+#[derive(Clone, Debug)]
+pub struct NodeBinaries {
+    /// The controllers: Deployments, endpoints, service accounts …
+    pub kube_controller_manager: PathBuf,
+    /// What makes a Service's address lead to its pods.
+    pub kube_proxy: PathBuf,
+    /// The scheduler.
+    pub kube_scheduler: PathBuf,
+    /// The node's agent.
+    pub kubelet: PathBuf,
+}
+
+impl NodeBinaries {
+    /// Finds the programs, and builds them where there are none. Blocks meanwhile.
+    ///
+    /// # Errors
+    /// If Go is missing or the build fails.
+    pub fn find() -> Result<Self> {
+        let folder = cached(&NODE)?;
+        let program = |name| folder.join(name);
+        Ok(Self {
+            kube_controller_manager: program("kube-controller-manager"),
+            kube_proxy: program("kube-proxy"),
+            kube_scheduler: program("kube-scheduler"),
+            kubelet: program("kubelet"),
+        })
+    }
+}
+
+/// The package's folder in the cache, built if it is not there.
+fn cached(package: &Package) -> Result<PathBuf> {
     let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("kube");
     let go = go_version(&module)?;
     let flags = linker_flags(&module)?;
     let mut hash = Sha256::new();
-    for file in ["main.go", "go.mod", "go.sum"] {
+    for file in [&*format!("{}/main.go", package.path), "go.mod", "go.sum"] {
         let path = module.join(file);
         hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
     }
@@ -83,19 +145,20 @@ fn cached() -> Result<PathBuf> {
     let cache = cache
         .context("no place to cache the test control plane: set HOME or XDG_CACHE_HOME")?
         .join("headstart");
-    let folder = cache.join(format!("kube-{key}"));
-    if folder.join("kube").is_file() {
+    let program = package.program;
+    let folder = cache.join(format!("{program}-{key}"));
+    if folder.join(program).is_file() {
         return Ok(folder);
     }
 
     fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
-    let path = cache.join(format!("kube-{key}.lock"));
+    let path = cache.join(format!("{program}-{key}.lock"));
     let lock = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
     // Test processes run at the same time: one builds, the others wait here and find the result.
     lock.lock()
         .with_context(|| format!("locking {}", path.display()))?;
-    if !folder.join("kube").is_file() {
-        build(&module, &flags, &folder)?;
+    if !folder.join(program).is_file() {
+        build(package, &module, &flags, &folder)?;
     }
     Ok(folder)
 }
@@ -142,10 +205,12 @@ fn linker_flags(module: &Path) -> Result<String> {
 }
 
 /// Builds beside `folder` and renames at the end: what stands in the cache is always whole.
-fn build(module: &Path, flags: &str, folder: &Path) -> Result<()> {
+fn build(package: &Package, module: &Path, flags: &str, folder: &Path) -> Result<()> {
     let start = Instant::now();
+    let (what, names) = (package.what, package.names.join(", "));
     eprintln!(
-        "Building the test control plane (etcd, kube-apiserver, kubectl) with Go: about 10 minutes, once. It is kept in {}",
+        "Building {what} ({names}) with Go: {}, once. It is kept in {}",
+        package.takes,
         folder.display()
     );
     let unfinished = folder.with_extension("unfinished");
@@ -154,8 +219,8 @@ fn build(module: &Path, flags: &str, folder: &Path) -> Result<()> {
         .with_context(|| format!("creating {}", unfinished.display()))?;
     let mut go = Command::new("go")
         .args(["build", "-v", "-trimpath", "-ldflags", flags, "-o"])
-        .arg(unfinished.join("kube"))
-        .arg(".")
+        .arg(unfinished.join(package.program))
+        .arg(package.path)
         .current_dir(module)
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
@@ -183,15 +248,13 @@ fn build(module: &Path, flags: &str, folder: &Path) -> Result<()> {
         module.display(),
         tail.join("\n")
     );
-    for name in NAMES {
-        symlink("kube", unfinished.join(name)).with_context(|| format!("naming {name}"))?;
+    for name in package.names {
+        symlink(package.program, unfinished.join(name))
+            .with_context(|| format!("naming {name}"))?;
     }
     fs::remove_dir_all(folder).ok();
     fs::rename(&unfinished, folder)
         .with_context(|| format!("moving the build to {}", folder.display()))?;
-    eprintln!(
-        "Built the test control plane in {} s",
-        start.elapsed().as_secs()
-    );
+    eprintln!("Built {what} in {} s", start.elapsed().as_secs());
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! A real control plane on loopback: etcd and kube-apiserver, nothing else. No root, no network, ready in seconds.
 
 use std::{
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     process::{Output, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -43,7 +44,15 @@ pub struct Options {
     pub keep: bool,
     /// More flags for kube-apiserver, after ours.
     pub api_server_args: Vec<String>,
+    /// The address at which nodes and pods reach the API server, if there will be any: then it also does what a node needs, and
+    /// demands service accounts, which a controller manager has to make. Otherwise it is on loopback.
+    pub address: Option<Ipv4Addr>,
 }
+
+/// Where Services have their addresses in a whole cluster.
+pub const SERVICES: &str = "10.0.0.0/16";
+/// The first of those, which is the API server's own.
+const KUBERNETES_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
 /// A running etcd and kube-apiserver. They end with this value, and at the latest with this process.
 pub struct ControlPlane {
@@ -116,13 +125,16 @@ impl ControlPlane {
             (Folder::Temporary(folder), Some(janitor))
         };
         let path = folder.path();
-        let pki = Pki::create(&path.join("pki"))?;
+        let addresses = options.address.iter().copied();
+        let addresses: Vec<_> = addresses.chain([KUBERNETES_SERVICE]).collect();
+        let pki = Pki::create(&path.join("pki"), &addresses)?;
         let policy = path.join("audit-policy.json");
         std::fs::write(&policy, audit_policy().to_string())
             .with_context(|| format!("writing {}", policy.display()))?;
 
         let [etcd_port, peer_port, port] = free_ports()?;
-        let url = format!("https://127.0.0.1:{port}");
+        let host = options.address.unwrap_or(Ipv4Addr::LOCALHOST);
+        let url = format!("https://{host}:{port}");
         let etcd = Supervised::spawn(
             "etcd",
             &binaries.etcd,
@@ -131,6 +143,10 @@ impl ControlPlane {
             &path.join("etcd.log"),
         )?;
         let mut args = api_server_args(path, &pki, etcd_port, port);
+        args.extend(match options.address {
+            None => loopback_args(),
+            Some(address) => cluster_args(&pki, address),
+        });
         args.extend(options.api_server_args.iter().cloned());
         let api_server = spawn_api_server(&binaries, path, &args)?;
         let admin_kubeconfig = pki.user_kubeconfig(&url, "admin", &["system:masters"])?;
@@ -199,6 +215,12 @@ impl ControlPlane {
     #[must_use]
     pub fn admin(&self) -> Client {
         Client::try_from(self.admin.clone()).expect("certificates that we made are understood")
+    }
+
+    /// The certificates and keys of this control plane.
+    #[must_use]
+    pub fn pki(&self) -> &Pki {
+        &self.pki
     }
 
     /// The kubeconfig behind [`Self::admin`].
@@ -464,16 +486,9 @@ fn api_server_args(folder: &Path, pki: &Pki, etcd_port: u16, port: u16) -> Vec<S
     let flags = [
         format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
         format!("--secure-port={port}"),
-        "--bind-address=127.0.0.1".to_owned(),
-        "--advertise-address=127.0.0.1".to_owned(),
-        // The API server would write its own address into Endpoints, where loopback is not allowed.
-        "--endpoint-reconciler-type=none".to_owned(),
-        "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
+        format!("--service-cluster-ip-range={SERVICES}"),
         "--allow-privileged".to_owned(),
-        "--authorization-mode=RBAC".to_owned(),
         "--enable-admission-plugins=ResourceQuota,LimitRanger".to_owned(),
-        // Nobody makes the default service accounts that it demands.
-        "--disable-admission-plugins=ServiceAccount".to_owned(),
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
         "--requestheader-allowed-names=front-proxy-client".to_owned(),
         "--requestheader-username-headers=X-Remote-User".to_owned(),
@@ -498,6 +513,34 @@ fn api_server_args(folder: &Path, pki: &Pki, etcd_port: u16, port: u16) -> Vec<S
         .into_iter()
         .map(|(flag, path)| format!("{flag}={}", path.display()));
     flags.into_iter().chain(files).collect()
+}
+
+/// No network, no nodes, no controllers.
+fn loopback_args() -> Vec<String> {
+    let flags = [
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        // The API server would write its own address into Endpoints, where loopback is not allowed.
+        "--endpoint-reconciler-type=none",
+        "--authorization-mode=RBAC",
+        // Nobody makes the default service accounts that it demands.
+        "--disable-admission-plugins=ServiceAccount",
+    ];
+    flags.map(str::to_owned).to_vec()
+}
+
+/// For kubelets, which it also calls, and for pods.
+fn cluster_args(pki: &Pki, address: Ipv4Addr) -> Vec<String> {
+    let file = |flag: &str, name: &str| format!("{flag}={}", pki.path(name).display());
+    vec![
+        "--bind-address=0.0.0.0".to_owned(),
+        format!("--advertise-address={address}"),
+        "--authorization-mode=Node,RBAC".to_owned(),
+        "--enable-admission-plugins=NodeRestriction".to_owned(),
+        "--kubelet-preferred-address-types=InternalIP".to_owned(),
+        file("--kubelet-client-certificate", "kubelet-client.crt"),
+        file("--kubelet-client-key", "kubelet-client.key"),
+    ]
 }
 
 /// Enough to count and read every write to a pod, and to see all that an operator asks for.

@@ -17,22 +17,29 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde_json::{Value, json};
-use testbed::{ControlPlane, eventually};
+use tokio::time::sleep_until;
 use tokio_util::task::AbortOnDropHandle;
 
-pub(crate) const NAMESPACE: &str = "storm";
+use crate::{control_plane::ControlPlane, node::STAND_IN, wait::eventually};
+
+/// Where they are.
+pub const NAMESPACE: &str = "storm";
 /// Of the record and of the claim.
-pub(crate) const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
+pub const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
 /// What the pods ask for, and their limit: little, so that many fit on the one node. A boost doubles both.
-pub(crate) const ORIGINAL: &str = "1m";
-pub(crate) const LIMIT: &str = "5m";
+pub const ORIGINAL: &str = "1m";
+/// See [`ORIGINAL`].
+pub const LIMIT: &str = "5m";
 const ACCOUNT: &str = "system:serviceaccount:headstart-system:headstart";
 const SOON: Duration = Duration::from_secs(30);
 /// Pods that are created at a time.
 const CREATE_AT_ONCE: usize = 32;
 
 /// Makes the namespace with boosts until Ready, one for each of these groups of pods.
-pub(crate) async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()> {
+///
+/// # Errors
+/// If one is refused, or the replicas don't say that they know it.
+pub async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()> {
     let mut objects = vec![
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": NAMESPACE}}),
@@ -66,16 +73,22 @@ pub(crate) async fn prepare(plane: &ControlPlane, groups: &[&str]) -> Result<()>
 }
 
 /// The group of pods that wait for ever: no boost matches them, and no scheduler takes them.
-pub(crate) const UNRELATED: &str = "unrelated";
+pub const UNRELATED: &str = "unrelated";
 
-/// The pod of that number in a group.
-pub(crate) fn pod(group: &str, index: u32) -> Result<Pod> {
+/// The pod of that number in a group. It goes to stand-ins, also where there are real nodes.
+///
+/// # Errors
+/// Never: it is a pod.
+pub fn pod(group: &str, index: u32) -> Result<Pod> {
     let resources = json!({"requests": {"cpu": ORIGINAL}, "limits": {"cpu": LIMIT}});
     let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": format!("{group}-{index}"), "labels": {"group": group}},
-        "spec": {"containers": [{"name": "app", "image": "app", "resources": resources}]},
+        "spec": {
+            "containers": [{"name": "app", "image": "app", "resources": resources}],
+            "tolerations": [{"key": STAND_IN, "operator": "Exists"}],
+        },
     });
     if group == UNRELATED {
         pod["spec"]["schedulingGates"] = json!([{"name": "example.com/never"}]);
@@ -84,7 +97,10 @@ pub(crate) fn pod(group: &str, index: u32) -> Result<Pod> {
 }
 
 /// Creates the pods of these numbers in a group as fast as the API server takes them.
-pub(crate) async fn create(plane: &ControlPlane, group: &str, pods: Range<u32>) -> Result<()> {
+///
+/// # Errors
+/// If one is refused.
+pub async fn create(plane: &ControlPlane, group: &str, pods: Range<u32>) -> Result<()> {
     let api: Api<Pod> = Api::namespaced(plane.admin(), NAMESPACE);
     let created = pods.map(|index| {
         let api = api.clone();
@@ -98,6 +114,46 @@ pub(crate) async fn create(plane: &ControlPlane, group: &str, pods: Range<u32>) 
     created.try_for_each(|()| async { Ok(()) }).await
 }
 
+/// How a creation went.
+pub struct Creation {
+    /// How long it took.
+    pub took: Duration,
+    /// Whether the answer has a claim.
+    pub boosted: bool,
+}
+
+/// Creates pods at a rate, whatever becomes of them, and says how each creation went. `pod` makes the pod of a number.
+///
+/// # Errors
+/// In the single results: what was refused, or not answered.
+///
+/// # Panics
+/// If `pod` does.
+pub async fn create_at(
+    client: Client,
+    rate: u32,
+    seconds: u32,
+    pod: impl Fn(u32) -> Result<Pod>,
+) -> Vec<Result<Creation>> {
+    let start = tokio::time::Instant::now();
+    let api: Api<Pod> = Api::namespaced(client, NAMESPACE);
+    let creations = (0..rate * seconds).map(|index| {
+        let (api, pod) = (api.clone(), pod(index));
+        tokio::spawn(async move {
+            sleep_until(start + Duration::from_secs(1) * index / rate).await;
+            let began = Instant::now();
+            let made = api.create(&PostParams::default(), &pod?).await?;
+            let (took, boosted) = (began.elapsed(), made.labels().contains_key(KEY));
+            anyhow::Ok(Creation { took, boosted })
+        })
+    });
+    let mut results = Vec::new();
+    for creation in creations.collect::<Vec<_>>() {
+        results.push(creation.await.expect("a creation does not panic"));
+    }
+    results
+}
+
 /// What is known of a pod.
 #[derive(Clone, Copy, Default)]
 struct Life {
@@ -109,13 +165,18 @@ struct Life {
 }
 
 /// All pods that were ever seen boosted, as a watch tells of them.
-pub(crate) struct Lives {
+pub struct Lives {
     lives: Arc<Mutex<HashMap<String, Life>>>,
     _watch: AbortOnDropHandle<()>,
 }
 
 impl Lives {
-    pub(crate) fn watch(client: Client) -> Self {
+    /// Watches from now on.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    #[must_use]
+    pub fn watch(client: Client) -> Self {
         let lives = Arc::<Mutex<HashMap<String, Life>>>::default();
         let seen = Arc::clone(&lives);
         let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
@@ -139,7 +200,7 @@ impl Lives {
     }
 
     /// Forgets all of them, for the next part of a run.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         self.lives().clear();
     }
 
@@ -147,36 +208,50 @@ impl Lives {
         self.lives().values().filter(|life| is(life)).count()
     }
 
-    pub(crate) fn boosted(&self) -> usize {
+    /// How many were boosted.
+    #[must_use]
+    pub fn boosted(&self) -> usize {
         self.count(|life| life.boosted)
     }
 
-    pub(crate) fn finished(&self) -> usize {
+    /// How many are finished.
+    #[must_use]
+    pub fn finished(&self) -> usize {
         self.count(|life| life.finished)
     }
 
     /// From Ready until the CPU is back.
-    pub(crate) fn lags(&self) -> Vec<Duration> {
+    #[must_use]
+    pub fn lags(&self) -> Vec<Duration> {
         let lag = |life: &Life| Some(life.back?.saturating_duration_since(life.ready?));
         self.lives().values().filter_map(lag).collect()
     }
 
     /// Waits until that many pods run, and says how many of them are boosted: the webhook may not always be in time.
-    pub(crate) async fn until_running(&self, pods: usize, patience: Duration) -> Result<usize> {
+    ///
+    /// # Errors
+    /// If they don't by then.
+    pub async fn until_running(&self, pods: usize, patience: Duration) -> Result<usize> {
         self.until("run", pods, patience, |life| life.running)
             .await?;
         Ok(self.count(|life| life.running && life.boosted))
     }
 
     /// Waits until that many have their CPU back.
-    pub(crate) async fn until_back(&self, pods: usize, patience: Duration) -> Result<()> {
+    ///
+    /// # Errors
+    /// If they don't by then.
+    pub async fn until_back(&self, pods: usize, patience: Duration) -> Result<()> {
         let is = |life: &Life| life.back.is_some();
         self.until("are back at their CPU", pods, patience, is)
             .await
     }
 
     /// Waits until that many are finished.
-    pub(crate) async fn until_finished(&self, pods: usize, patience: Duration) -> Result<()> {
+    ///
+    /// # Errors
+    /// If they don't by then.
+    pub async fn until_finished(&self, pods: usize, patience: Duration) -> Result<()> {
         let is = |life: &Life| life.finished;
         self.until("are finished", pods, patience, is).await
     }
@@ -224,7 +299,10 @@ fn request(pod: &Pod) -> Option<&Quantity> {
 }
 
 /// How many writes to each pod of a group were ours, by the audit log; what was refused counts too.
-pub(crate) fn writes(plane: &ControlPlane, group: &str, pods: usize) -> Result<f64> {
+///
+/// # Errors
+/// If the log can't be read.
+pub fn writes(plane: &ControlPlane, group: &str, pods: usize) -> Result<f64> {
     let path = plane.folder().join("audit.jsonl");
     let file = std::fs::File::open(&path).with_context(|| format!("reading {}", path.display()))?;
     let mut writes = 0;

@@ -32,8 +32,10 @@ use kube::{
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-/// The node that [`NodeStandIn::start`] makes and schedules to.
+/// The node that [`NodeStandIn::start`] makes and schedules to. Those of [`NodeStandIn::beside`] begin like it.
 pub const NODE: &str = "stand-in";
+/// Taint of the nodes that stand beside real ones, and a label of theirs by which a pod can ask for them.
+pub const STAND_IN: &str = "testbed/stand-in";
 /// Pods handled at once; the API server is the slower one.
 const WORKERS: u16 = 64;
 /// How soon a failed write, or a pod that fits nowhere, is looked at again.
@@ -101,10 +103,35 @@ impl NodeStandIn {
     /// If the node can't be made.
     pub async fn start(client: Client, behaviour: Behaviour) -> Result<Self> {
         create_node(&client, NODE, "64", "v1.36.3").await?;
+        Ok(Self::run(client, behaviour, true))
+    }
+
+    /// Makes so many nodes in a cluster that has a scheduler and real nodes too, and looks after the pods that are put there.
+    /// Only pods that tolerate [`STAND_IN`] are.
+    ///
+    /// # Errors
+    /// If a node can't be made.
+    pub async fn beside(client: Client, nodes: usize, behaviour: Behaviour) -> Result<Self> {
+        for number in 1..=nodes {
+            let name = format!("{NODE}-{number}");
+            create_node(&client, &name, "64", "v1.36.3").await?;
+            let taint = json!({"key": STAND_IN, "value": "true", "effect": "NoSchedule"});
+            let patch =
+                json!({"metadata": {"labels": {STAND_IN: "true"}}, "spec": {"taints": [taint]}});
+            Api::<Node>::all(client.clone())
+                .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+                .await
+                .with_context(|| format!("tainting the node {name}"))?;
+        }
+        Ok(Self::run(client, behaviour, false))
+    }
+
+    fn run(client: Client, behaviour: Behaviour, schedules: bool) -> Self {
         let pods = Arc::new(Pods {
             client: client.clone(),
             behaviour: Mutex::new(behaviour),
             state: Mutex::default(),
+            schedules,
         });
         let (store, writer) = reflector::store();
         let (wake, woken) = mpsc::unbounded();
@@ -134,12 +161,12 @@ impl NodeStandIn {
                 .inspect_err(|error| tracing::debug!(%error, "node stand-in"))
                 .ok();
         }));
-        Ok(Self {
+        Self {
             pods,
             store,
             wake,
             _task: AbortOnDropHandle::new(task),
-        })
+        }
     }
 
     /// From now on; pods that wait for something are looked at again at once.
@@ -346,6 +373,8 @@ struct Pods {
     client: Client,
     behaviour: Mutex<Behaviour>,
     state: Mutex<State>,
+    /// Whether pods without a node are put on [`NODE`]; else somebody else does that.
+    schedules: bool,
 }
 
 /// What can't be read from the pods themselves.
@@ -481,6 +510,9 @@ impl Pods {
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
             .of(pod);
+        if !self.schedules && !is_bound(pod) {
+            return Ok(Action::await_change());
+        }
         let step = step(pod, &behaviour, &mut self.state());
         let api: Api<Pod> =
             Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
@@ -542,6 +574,12 @@ impl Pods {
     }
 }
 
+fn is_bound(pod: &Pod) -> bool {
+    pod.spec
+        .as_ref()
+        .is_some_and(|spec| spec.node_name.is_some())
+}
+
 /// What is due for the pod now. It changes nothing but the memory of when things were seen first.
 fn step(pod: &Pod, behaviour: &Behaviour, state: &mut State) -> Step {
     let Some(spec) = &pod.spec else {
@@ -576,7 +614,7 @@ fn step(pod: &Pod, behaviour: &Behaviour, state: &mut State) -> Step {
             json!({"conditions": [condition(pod, "PodScheduled", "False", "Unschedulable")]}),
         );
     };
-    if node != NODE {
+    if !node.starts_with(NODE) {
         return Step::Nothing;
     }
     let memory = state.memory.entry(uid).or_default();

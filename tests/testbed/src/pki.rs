@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -23,11 +24,12 @@ pub struct Pki {
 
 impl Pki {
     /// Makes both CAs and everything that the API server needs, as files in `folder`:
-    /// `ca.crt`, `front-ca.crt`, `front.crt`, `front.key`, `apiserver.crt`, `apiserver.key`, `sa.pub`, `sa.key`.
+    /// `ca.crt`, `front-ca.crt`, `front.crt`, `front.key`, `apiserver.crt`, `apiserver.key`, `kubelet-client.crt`,
+    /// `kubelet-client.key`, `sa.pub`, `sa.key`. The API server may be reached at loopback and at these addresses.
     ///
     /// # Errors
     /// If the files can't be written.
-    pub fn create(folder: &Path) -> Result<Self> {
+    pub fn create(folder: &Path, addresses: &[Ipv4Addr]) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         let pki = Self {
             folder: folder.to_owned(),
@@ -42,17 +44,22 @@ impl Pki {
             &[],
             client("front-proxy-client", &[]),
         )?;
+        let kubelet_client = client("kube-apiserver-kubelet-client", &["system:masters"]);
+        issue(folder, "kubelet-client", &pki.ca, &[], kubelet_client)?;
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let mut hosts = vec![
+            "127.0.0.1",
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+        ];
+        hosts.extend(addresses.iter().map(String::as_str));
         issue(
             folder,
             "apiserver",
             &pki.ca,
-            &[
-                "127.0.0.1",
-                "localhost",
-                "kubernetes",
-                "kubernetes.default",
-                "kubernetes.default.svc",
-            ],
+            &hosts,
             Holder {
                 user: "kube-apiserver".to_owned(),
                 groups: Vec::new(),

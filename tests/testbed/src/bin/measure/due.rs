@@ -10,14 +10,13 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use testbed::{Behaviour, Cluster, Operator};
+use testbed::{
+    Behaviour, Cluster, Operator,
+    lives::{self, KEY, LIMIT, Lives, NAMESPACE, ORIGINAL, UNRELATED},
+};
 use tokio::time::sleep;
 
-use crate::{
-    effort::Effort,
-    lives::{self, KEY, LIMIT, Lives, NAMESPACE, ORIGINAL, UNRELATED},
-    release_binary, resident,
-};
+use crate::{effort::Effort, release_binary, resident};
 
 /// After it a replica has done what it does when much has changed.
 const SETTLE: Duration = Duration::from_secs(10);

@@ -5,7 +5,6 @@
 mod admission;
 mod due;
 mod effort;
-mod lives;
 mod start;
 mod storm;
 

@@ -1,19 +1,15 @@
 //! `cargo measure storm`: pods at a rate, as when nodes come back; how soon each gets its CPU taken back.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::PostParams};
+use anyhow::Result;
 use load::{Figures, microseconds};
-use testbed::{Behaviour, Cluster, ControlPlane};
-use tokio::time::sleep_until;
-
-use crate::{
-    effort::Effort,
-    lives::{self, Lives, NAMESPACE},
-    release_binary,
+use testbed::{
+    Behaviour, Cluster,
+    lives::{self, Lives},
 };
+
+use crate::{effort::Effort, release_binary};
 
 /// How long a storm may go on after its last pod.
 const AFTERMATH: Duration = Duration::from_secs(90);
@@ -29,14 +25,17 @@ pub(crate) async fn storm(rate: u32, seconds: u32) -> Result<()> {
     lives::prepare(&cluster.plane, &["storm"]).await?;
     let lives = Lives::watch(cluster.plane.admin());
     let before = Effort::so_far(&cluster)?;
-    let creations = create_at(&cluster.plane, rate, seconds).await?;
+    let pod = |index| lives::pod("storm", index);
+    let creations = lives::create_at(cluster.plane.admin(), rate, seconds, pod).await;
+    let creations: Vec<_> = creations.into_iter().collect::<Result<_>>()?;
     let pods = creations.len();
+    let took: Vec<_> = creations.iter().map(|creation| creation.took).collect();
     let ended = lives.until_finished(pods, AFTERMATH).await;
     let effort = Effort::so_far(&cluster)?.since(&before);
 
     println!("\n| {rate} pods/s for {seconds} s | figure |\n|---|---|");
     let row = |name: &str, figure: &str| println!("| {name} | {figure} |");
-    row("creation, p50 / p99 / max", &milliseconds(&creations));
+    row("creation, p50 / p99 / max", &milliseconds(&took));
     row(
         "pods without a boost",
         &(pods - lives.boosted()).to_string(),
@@ -62,27 +61,6 @@ pub(crate) async fn storm(rate: u32, seconds: u32) -> Result<()> {
         println!("\n{error:#}");
     }
     Ok(())
-}
-
-/// Creates pods at a rate, and says how long each creation took.
-async fn create_at(plane: &ControlPlane, rate: u32, seconds: u32) -> Result<Vec<Duration>> {
-    let began = tokio::time::Instant::now();
-    let api: Api<Pod> = Api::namespaced(plane.admin(), NAMESPACE);
-    let creations = (0..rate * seconds).map(|index| {
-        let api = api.clone();
-        tokio::spawn(async move {
-            sleep_until(began + Duration::from_secs(1) * index / rate).await;
-            let began = Instant::now();
-            let pod = lives::pod("storm", index)?;
-            api.create(&PostParams::default(), &pod).await?;
-            anyhow::Ok(began.elapsed())
-        })
-    });
-    let mut took = Vec::new();
-    for creation in creations.collect::<Vec<_>>() {
-        took.push(creation.await.context("a creation panicked")??);
-    }
-    Ok(took)
 }
 
 fn milliseconds(durations: &[Duration]) -> String {

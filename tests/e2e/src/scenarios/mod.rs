@@ -1,0 +1,70 @@
+//! What is done with the cluster, in this order. Each scenario leaves Headstart installed and Ready with three replicas.
+
+mod cases;
+mod install;
+mod moves;
+mod rights;
+mod start;
+mod switching;
+mod tenant;
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use futures::future::LocalBoxFuture;
+
+use crate::cluster::Cluster;
+
+/// A scenario says what it saw, a line each.
+type Scenario = for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<Vec<String>>>;
+
+/// All of them. The last two look back at the whole run, and take everything away.
+const SCENARIOS: &[(&str, Scenario)] = &[
+    ("install", |cluster| Box::pin(install::install(cluster))),
+    ("start", |cluster| Box::pin(start::start(cluster))),
+    ("cases", |cluster| Box::pin(cases::cases(cluster))),
+    ("tenant", |cluster| Box::pin(tenant::tenant(cluster))),
+    ("restarts", |cluster| Box::pin(moves::restarts(cluster))),
+    ("drain", |cluster| Box::pin(moves::drain(cluster))),
+    ("upgrade", |cluster| Box::pin(install::upgrade(cluster))),
+    ("switching", |cluster| {
+        Box::pin(switching::switching(cluster))
+    }),
+    ("rights", |cluster| Box::pin(rights::rights(cluster))),
+    ("uninstall", |cluster| Box::pin(install::uninstall(cluster))),
+];
+
+/// Runs those that are named, or all. Installing is always among them.
+///
+/// # Errors
+/// If a name is unknown, or at the first scenario that fails.
+pub(crate) async fn run(cluster: &mut Cluster, names: &[String]) -> Result<()> {
+    let known = SCENARIOS.iter().map(|(name, _)| *name);
+    if let Some(name) = names
+        .iter()
+        .find(|name| !known.clone().any(|known| known == *name))
+    {
+        bail!(
+            "there is no scenario {name}; there are {}",
+            known.collect::<Vec<_>>().join(", ")
+        );
+    }
+    let wanted = |name: &str| {
+        names.is_empty() || name == "install" || names.iter().any(|wanted| wanted == name)
+    };
+    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted(name)) {
+        let began = Instant::now();
+        println!("\n{name}");
+        match scenario(cluster).await {
+            Ok(seen) => {
+                seen.iter().for_each(|line| println!("  {line}"));
+                println!("  ok, {} s", began.elapsed().as_secs());
+            }
+            Err(error) => {
+                println!("  FAILED after {} s", began.elapsed().as_secs());
+                return Err(error.context(format!("the scenario {name}")));
+            }
+        }
+    }
+    Ok(())
+}

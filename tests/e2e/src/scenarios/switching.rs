@@ -1,0 +1,234 @@
+//! From google/kube-startup-cpu-boost and back, in the order of `docs/switching.md`.
+//!
+//! Its program is not here: objects with the names of its install stand for it, and pods with records as it writes them for the
+//! work that it leaves behind.
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use testbed::{cluster::manifests, eventually};
+
+use crate::{
+    cluster::Cluster,
+    images::WORKLOAD,
+    objects::{
+        KEY, SOON, apply_boosts, boost, cgroup, claim, container, cpu, create, get, make_ready,
+        namespace, percent, pod, record, remove_namespace, runs, size, until, until_finished,
+        until_limit,
+    },
+    scenarios::install::{apply, headstart, rolled_out},
+};
+
+const NS: &str = "moving";
+const UPSTREAM: &str = "kube-startup-cpu-boost-system";
+const LEFT: [(&str, &str); 3] = [
+    (
+        "mutatingwebhookconfiguration",
+        "kube-startup-cpu-boost-mutating-webhook-configuration",
+    ),
+    (
+        "validatingwebhookconfiguration",
+        "kube-startup-cpu-boost-validating-webhook-configuration",
+    ),
+    ("deployment", "kube-startup-cpu-boost-controller-manager"),
+];
+
+pub(crate) async fn switching(cluster: &mut Cluster) -> Result<Vec<String>> {
+    fit(cluster, true, &[]).await?;
+    // Headstart goes, as if it had never been; the CRD stays, as upstream's would be there.
+    cluster
+        .kubectl("delete mutatingwebhookconfiguration headstart")
+        .await?;
+    cluster
+        .kubectl("delete deployment -n headstart-system headstart --timeout=90s")
+        .await?;
+    install_upstream(cluster).await?;
+    namespace(cluster, NS).await?;
+    cluster
+        .plane
+        .apply(&boost(NS, "app", &json!([percent("app", 50)])).to_string())
+        .await?;
+    let versions = [
+        ("v020", "", "375m"),
+        ("v021", r#""state":"Active","#, "375m"),
+    ];
+    for (name, state, _) in versions {
+        left_by_upstream(cluster, name, state).await?;
+    }
+
+    // Ours beside it: told, and refused as fit.
+    apply(cluster, &manifests()).await?;
+    rolled_out(cluster).await?;
+    let names: Vec<&str> = LEFT.iter().map(|(_, name)| *name).collect();
+    fit(cluster, false, &names).await?;
+    told_by_run(cluster, 1).await?;
+
+    // The documented order.
+    for (kind, name) in LEFT {
+        let place = if kind == "deployment" {
+            format!("-n {UPSTREAM}")
+        } else {
+            String::new()
+        };
+        cluster
+            .kubectl(&format!("delete {kind} {name} {place}"))
+            .await?;
+    }
+    apply(cluster, &manifests()).await?;
+    rolled_out(cluster).await?;
+    fit(cluster, true, &[]).await?;
+    for (name, _, _) in versions {
+        let cgroup = cgroup(cluster, &get(cluster, NS, name).await?, "app")?;
+        make_ready(cluster, NS, name, "app").await?;
+        until_limit(&cgroup, 50).await?;
+        let pod = until_finished(cluster, NS, name).await?;
+        ensure!(
+            size(&pod, "app") == "25m/50m",
+            "{name} has {}",
+            size(&pod, "app")
+        );
+        ensure!(
+            record(&pod)["timestamp"] == "2026-07-29T10:00:00.123456789Z",
+            "{}",
+            record(&pod)
+        );
+    }
+
+    back(cluster).await?;
+    cluster
+        .kubectl(&format!("delete namespace {UPSTREAM}"))
+        .await?;
+    remove_namespace(cluster, NS).await?;
+    Ok(vec![
+        "`headstart check` names each of upstream's three leftovers, and is content without them"
+            .to_owned(),
+        "pods mid-boost by 0.20 and 0.21 get their CPU back, in the cgroup too".to_owned(),
+        "on the way back no boost is in force".to_owned(),
+    ])
+}
+
+/// Objects by its names. Its webhooks lead nowhere, as they would after its pods are gone; they fail open.
+async fn install_upstream(cluster: &Cluster) -> Result<()> {
+    namespace(cluster, UPSTREAM).await?;
+    let webhook = |entry: &str, path: &str, resources: Value| {
+        json!({
+            "name": entry, "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Ignore", "timeoutSeconds": 2,
+            "clientConfig": {"service": {"name": "kube-startup-cpu-boost-webhook-service", "namespace": UPSTREAM, "path": path}},
+            "rules": [{"operations": ["CREATE"], "apiGroups": ["autoscaling.x-k8s.io"], "apiVersions": ["v1alpha1"], "resources": resources}],
+        })
+    };
+    let selector = json!({"matchLabels": {"control-plane": "controller-manager"}});
+    let container = json!({"name": "manager", "image": WORKLOAD});
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "metadata": {"name": LEFT[0].1},
+            "webhooks": [webhook("cpuboost.autoscaling.x-k8s.io", "/mutate-v1-pod", json!(["pods"]))],
+        },
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration", "metadata": {"name": LEFT[1].1},
+            "webhooks": [webhook("vstartupcpuboost.autoscaling.x-k8s.io", "/validate", json!(["startupcpuboosts"]))],
+        },
+        {
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": LEFT[2].1, "namespace": UPSTREAM},
+            "spec": {
+                "replicas": 1, "selector": selector,
+                "template": {"metadata": {"labels": selector["matchLabels"]}, "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}},
+            },
+        },
+    ]});
+    cluster.plane.apply(&list.to_string()).await.map(drop)
+}
+
+/// A running pod, boosted by upstream: 25m/50m, now 40m/80m.
+async fn left_by_upstream(cluster: &Cluster, name: &str, state: &str) -> Result<()> {
+    let record = format!(
+        r#"{{{state}"timestamp":"2026-07-29T10:00:00.123456789Z","initCPURequests":{{"app":"25m"}},"initCPULimits":{{"app":"50m"}}}}"#
+    );
+    let mut boosted = pod(NS, name, "app", &[container("app", &cpu("40m", "80m"), "")]);
+    boosted["metadata"]["labels"][KEY] = "app".into();
+    boosted["metadata"]["annotations"] = json!({KEY: record});
+    create(cluster, &boosted).await?;
+    until(cluster, NS, name, "runs", runs).await.map(drop)
+}
+
+/// What `headstart check` says.
+async fn fit(cluster: &Cluster, fit: bool, names: &[&str]) -> Result<()> {
+    eventually("headstart check says so", SOON, || async {
+        let output = headstart(cluster, &["check"]).await?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(
+            output.status.success() == fit,
+            "exit code {:?}:\n{said}",
+            output.status.code()
+        );
+        for name in names {
+            ensure!(said.contains(name), "{name} is not named:\n{said}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// What the replicas say by themselves.
+async fn told_by_run(cluster: &Cluster, value: u8) -> Result<()> {
+    eventually("a replica's log and metric tell of it", SOON, || async {
+        let logs = cluster
+            .kubectl("logs -n headstart-system -l app.kubernetes.io/name=headstart --tail=200")
+            .await?;
+        ensure!(LEFT.iter().all(|(_, name)| logs.contains(name)), "{logs}");
+        let pods = crate::scenarios::install::replicas(cluster).await?;
+        let pod = pods[0]["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let path =
+            format!("get --raw /api/v1/namespaces/headstart-system/pods/{pod}:8080/proxy/metrics");
+        let metrics = cluster.kubectl(&path).await?;
+        let series = metrics
+            .lines()
+            .filter(|line| line.starts_with("headstart_upstream_leftovers{"));
+        let values: Vec<_> = series
+            .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
+            .collect();
+        ensure!(values == [&*value.to_string(); 3], "{values:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// Before upstream comes again: stop, end all, remove. Upstream 0.20 and 0.21 would read what is in force too (case F11).
+async fn back(cluster: &Cluster) -> Result<()> {
+    apply_boosts(cluster, &[boost(NS, "app", &json!([percent("app", 50)]))]).await?;
+    create(
+        cluster,
+        &pod(
+            NS,
+            "back",
+            "app",
+            &[container("app", &cpu("25m", "50m"), "")],
+        ),
+    )
+    .await?;
+    until(cluster, NS, "back", "runs boosted", |pod| {
+        runs(pod) && claim(pod).is_some()
+    })
+    .await?;
+    cluster
+        .kubectl("delete mutatingwebhookconfiguration headstart")
+        .await?;
+    let output = headstart(cluster, &["revert", "--all"]).await?;
+    ensure!(
+        output.status.success(),
+        "revert --all: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let left = cluster
+        .kubectl(&format!("get pods -A -l {KEY} -o name"))
+        .await?;
+    ensure!(left.trim().is_empty(), "still boosted: {left}");
+    ensure!(
+        record(&get(cluster, NS, "back").await?)["endedBy"] == "Manual",
+        "it ended otherwise"
+    );
+    apply(cluster, &manifests()).await?;
+    rolled_out(cluster).await
+}
