@@ -22,6 +22,7 @@ use crate::{
     admission::{self, Admitter},
     boosts::Boosts,
     certs::{self, Certs},
+    check::is_too_old,
     claims::Claims,
     clock::Clock,
     config::RunArgs,
@@ -34,6 +35,7 @@ use crate::{
     status::Reporter,
     surroundings,
     sweeper::{Events, Sweeper, Tally, Writer},
+    upstream,
 };
 
 /// Connections that the webhook holds at once; the API server opens a few.
@@ -48,8 +50,6 @@ const TERM_END: Duration = Duration::from_secs(6);
 const VERSION_RETRY: Duration = Duration::from_secs(5);
 /// How long a connection may be silent while an answer is awaited.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// In-place resize is on by default from this minor version of Kubernetes 1 on.
-const OLDEST_MINOR: u32 = 33;
 
 /// Why the operator did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +170,8 @@ fn start(
     let tls = certs::server_config(certs.slot(), args.client_ca.as_deref())?;
     let kept = Arc::clone(&certs);
     tasks.forever("certificates", async move { kept.keep().await });
-    tasks.forever("version", check_version(watching));
+    tasks.forever("version", check_version(watching.clone()));
+    tasks.forever("upstream", upstream::keep(watching, Arc::clone(&metrics)));
 
     let stop = || Stop {
         closing: ending.begun.clone(),
@@ -324,12 +325,7 @@ async fn check_version(client: Client) {
     loop {
         match client.apiserver_version().await {
             Ok(version) => {
-                let minor = version
-                    .minor
-                    .trim_end_matches(|c: char| !c.is_ascii_digit())
-                    .parse()
-                    .unwrap_or(0);
-                if version.major == "1" && minor < OLDEST_MINOR {
+                if is_too_old(&version) {
                     tracing::error!(
                         version = version.git_version,
                         "this cluster is too old: boosts are taken back by in-place resize, which needs Kubernetes 1.33"

@@ -2,7 +2,7 @@
 
 use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
 
-use crate::{config::RunArgs, explain::ExplainArgs, revert::RevertArgs};
+use crate::{check::CheckArgs, config::RunArgs, explain::ExplainArgs, revert::RevertArgs};
 
 /// Gives Kubernetes pods more CPU while they start, and takes it back in place.
 #[derive(Debug, Parser)]
@@ -24,6 +24,8 @@ pub enum Verb {
     Explain(Box<ExplainArgs>),
     /// End boosts now: of a pod, a namespace or all
     Revert(RevertArgs),
+    /// Is this cluster fit, and is what is installed in it whole?
+    Check(CheckArgs),
 }
 
 /// Reads the command line and the environment; exits with status 2 and a message when something can't be read.

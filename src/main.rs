@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 use headstart::{
-    api, app,
+    api, app, check,
     cli::{self, Verb},
     config::RunArgs,
     explain, revert, telemetry,
@@ -41,6 +41,12 @@ fn dispatch(verb: Verb) -> anyhow::Result<()> {
             // Progress is told as it comes; that nobody reads it must not stop the work.
             let say = |line: &str| drop(print(line));
             Ok(runtime()?.block_on(revert::run(&args, say))?)
+        }
+        Verb::Check(args) => {
+            provide_crypto();
+            let report = runtime()?.block_on(check::run(&args))?;
+            print(&report.print(args.output))?;
+            Ok(report.verdict()?)
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::{
         reason::Reason,
         revert::{Finish, Revert},
     },
+    upstream,
 };
 
 /// Media type of [`Metrics::text`].
@@ -63,6 +64,13 @@ pub struct Metrics {
     containers: ContainerMetrics,
     /// When the served certificate ends, in Unix seconds.
     pub certificate_not_after: Gauge<f64, AtomicU64>,
+    /// What is left of upstream, on every replica.
+    upstream_leftovers: Family<KindLabel, Gauge>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -165,6 +173,16 @@ impl Default for Metrics {
             "When the served certificate ends, in Unix seconds",
             certificate_not_after.clone(),
         );
+        let upstream_leftovers = Family::<KindLabel, Gauge>::default();
+        for kind in upstream::Kind::ALL {
+            let kind = kind.as_str();
+            let _ = upstream_leftovers.get_or_create(&KindLabel { kind });
+        }
+        ours.register(
+            "upstream_leftovers",
+            "1 while this of kube-startup-cpu-boost is still installed",
+            upstream_leftovers.clone(),
+        );
         Self {
             registry: Mutex::new(registry),
             admission,
@@ -174,6 +192,7 @@ impl Default for Metrics {
             counted: Mutex::default(),
             containers,
             certificate_not_after,
+            upstream_leftovers,
         }
     }
 }
@@ -232,6 +251,13 @@ impl Metrics {
             series.inc_by(u64::from(*total).saturating_sub(series.get()));
         }
         *counted = counts.keys().cloned().collect();
+    }
+
+    /// Shows whether something of upstream's install is left.
+    pub fn upstream_left(&self, kind: upstream::Kind, is_left: bool) {
+        let kind = kind.as_str();
+        let gauge = self.upstream_leftovers.get_or_create(&KindLabel { kind });
+        gauge.set(i64::from(is_left));
     }
 
     /// Marks the begin and the end of a term. Series of the leader end with it.

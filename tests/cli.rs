@@ -73,7 +73,7 @@ fn read(args: &[&str]) -> RunArgs {
         .verb
     {
         Verb::Run(args) => *args,
-        Verb::Crd | Verb::Explain(_) | Verb::Revert(_) => panic!("another verb"),
+        Verb::Crd | Verb::Explain(_) | Verb::Revert(_) | Verb::Check(_) => panic!("another verb"),
     }
 }
 
@@ -266,6 +266,7 @@ fn help_and_version_are_no_errors() {
         &["--help"][..],
         &["run", "--help"],
         &["crd", "--help"],
+        &["check", "--help"],
         &["--version"],
     ] {
         let ran = run(args, &[]);

@@ -1,0 +1,314 @@
+//! What the cluster itself is, and what runs in it: version, resize, nodes, our Deployment, upstream's leftovers.
+
+use k8s_openapi::{
+    api::apps::v1::Deployment,
+    apimachinery::pkg::{apis::meta::v1::APIResource, version::Info},
+};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, ListParams},
+};
+
+use super::{CheckArgs, Finding, ask};
+use crate::{
+    api::{Node, Pod, PodSpec, Toleration},
+    domain::nodes::{NodeFacts, Nodes},
+    upstream::{self, Leftover},
+};
+
+/// In-place resize is on by default from this minor version of Kubernetes 1 on.
+const OLDEST_MINOR: u32 = 33;
+/// Nodes in one page of a list.
+const PAGE: u32 = 500;
+/// Nodes that are named.
+const NAMED: usize = 10;
+/// Our Deployment, as the manifests call it.
+const DEPLOYMENT: &str = "headstart";
+
+/// Whether an API server is too old to resize pods in place.
+pub(crate) fn is_too_old(version: &Info) -> bool {
+    let minor = version
+        .minor
+        .trim_end_matches(|c: char| !c.is_ascii_digit());
+    version.major == "1" && minor.parse().unwrap_or(0) < OLDEST_MINOR
+}
+
+pub(super) async fn version(client: &Client) -> Finding {
+    let version = ask("get", "/version", client.apiserver_version()).await;
+    version.map_or_else(|trouble| trouble, |version| of_version(&version))
+}
+
+fn of_version(version: &Info) -> Finding {
+    let text = format!("Kubernetes {}", version.git_version);
+    if is_too_old(version) {
+        Finding::failed(
+            format!("{text}: boosts are taken back by in-place resize, which needs 1.33"),
+            "upgrade the control plane and the nodes to 1.33 or newer",
+        )
+    } else {
+        Finding::ok(text)
+    }
+}
+
+pub(super) async fn resize(client: &Client) -> Finding {
+    let resources = ask("get", "/api/v1", client.list_core_api_resources("v1")).await;
+    resources.map_or_else(|trouble| trouble, |list| of_resources(&list.resources))
+}
+
+fn of_resources(resources: &[APIResource]) -> Finding {
+    let resize = |resource: &&APIResource| resource.name == "pods/resize";
+    match resources.iter().find(resize) {
+        Some(resource) if resource.verbs.iter().any(|verb| verb == "patch") => {
+            Finding::ok("pods/resize is served")
+        }
+        _ => Finding::failed(
+            "the API server does not serve pods/resize: boosts could not be taken back",
+            "switch the feature gate InPlacePodVerticalScaling on, in the API server and in the kubelets",
+        ),
+    }
+}
+
+pub(super) async fn deployment(client: &Client, args: &CheckArgs) -> Finding {
+    let namespace = &args.namespace;
+    // Without its type, which would bring all of a pod's template into the binary.
+    let resource = ApiResource::erase::<Deployment>(&());
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
+    let what = format!("deployments.apps in {namespace}");
+    let deployment = ask("get", &what, api.get_opt(DEPLOYMENT)).await;
+    deployment.map_or_else(
+        |trouble| trouble,
+        |deployment| of_deployment(deployment.as_ref(), namespace),
+    )
+}
+
+fn of_deployment(deployment: Option<&DynamicObject>, namespace: &str) -> Finding {
+    let name = format!("{namespace}/{DEPLOYMENT}");
+    let Some(deployment) = deployment else {
+        return Finding::failed(
+            format!("there is no Deployment {name}"),
+            "kubectl apply -k manifests; where it is in another namespace, give --namespace",
+        );
+    };
+    let data = &deployment.data;
+    let wanted = data["spec"]["replicas"].as_i64().unwrap_or(1);
+    let ready = data["status"]["readyReplicas"].as_i64().unwrap_or(0);
+    let text = format!("{ready} of {wanted} replicas of {name} are Ready");
+    let look = format!(
+        "kubectl -n {namespace} get pods, and kubectl -n {namespace} logs deployment/{DEPLOYMENT}: /readyz says what a replica waits for"
+    );
+    if ready == 0 {
+        Finding::failed(format!("{text}: no pod is boosted"), look)
+    } else if ready < wanted {
+        Finding::warning(text, look)
+    } else {
+        Finding::ok(text)
+    }
+}
+
+pub(super) async fn nodes(client: &Client) -> Finding {
+    let api = Api::<Node>::all(client.clone());
+    let mut params = ListParams::default().limit(PAGE);
+    let (mut count, mut old) = (0, Vec::new());
+    loop {
+        let page = match ask("list", "nodes", api.list(&params)).await {
+            Ok(page) => page,
+            Err(trouble) => return trouble,
+        };
+        count += page.items.len();
+        old.extend(page.items.iter().filter_map(old_kubelet));
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return of_nodes(count, &old);
+        }
+    }
+}
+
+/// A node with an old kubelet that pods may come to, as admission sees it.
+fn old_kubelet(node: &Node) -> Option<String> {
+    let spec = PodSpec {
+        tolerations: vec![Toleration {
+            operator: "Exists".to_owned(),
+            ..Toleration::default()
+        }],
+        ..PodSpec::default()
+    };
+    let goes_everywhere = Pod {
+        spec,
+        ..Pod::default()
+    };
+    let nodes = Nodes::new(&[NodeFacts::new(node)]);
+    let name = nodes.too_old_for(&goes_everywhere)?;
+    Some(format!(
+        "{name} ({})",
+        node.status.node_info.kubelet_version
+    ))
+}
+
+fn of_nodes(count: usize, old: &[String]) -> Finding {
+    if old.is_empty() {
+        return Finding::ok(format!(
+            "of {count} nodes none that takes pods has a kubelet older than 1.33"
+        ));
+    }
+    let named = old[..old.len().min(NAMED)].join(", ");
+    let more = match old.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Finding::warning(
+        format!(
+            "{} of {count} nodes have a kubelet older than 1.33: {named}{more}. Pods that could land there are not boosted (OldKubelet)",
+            old.len()
+        ),
+        "upgrade them, cordon them, or taint them against pods that shall be boosted",
+    )
+}
+
+pub(super) async fn upstream(client: &Client) -> Finding {
+    let mut findings = Vec::new();
+    let mut found = Vec::new();
+    for kind in upstream::Kind::ALL {
+        let what = match kind {
+            upstream::Kind::MutatingWebhookConfiguration => {
+                "mutatingwebhookconfigurations.admissionregistration.k8s.io"
+            }
+            upstream::Kind::ValidatingWebhookConfiguration => {
+                "validatingwebhookconfigurations.admissionregistration.k8s.io"
+            }
+            upstream::Kind::Deployment => "deployments.apps in all namespaces",
+        };
+        match ask("list", what, upstream::find(client, kind)).await {
+            Ok(leftovers) => found.extend(leftovers),
+            Err(trouble) => findings.push(trouble),
+        }
+    }
+    findings.push(of_leftovers(&found));
+    Finding::all(findings)
+}
+
+fn of_leftovers(found: &[Leftover]) -> Finding {
+    if found.is_empty() {
+        return Finding::ok("nothing of kube-startup-cpu-boost is installed");
+    }
+    let join = |texts: Vec<String>, with: &str| texts.join(with);
+    Finding::failed(
+        format!(
+            "kube-startup-cpu-boost is installed too, and would boost the same pods: {}",
+            join(found.iter().map(Leftover::to_string).collect(), ", ")
+        ),
+        format!(
+            "{}; never delete its CustomResourceDefinition: all boosts would go with it",
+            join(found.iter().map(Leftover::removal).collect(), "; ")
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{super::Outcome, *};
+    use crate::upstream::Kind;
+
+    #[test]
+    fn versions_from_1_33_on_are_fit() {
+        for (major, minor, old) in [
+            ("1", "32", true),
+            ("1", "33", false),
+            ("1", "36+", false),
+            ("1", "9+", true),
+            ("1", "", true),
+            ("2", "0", false),
+        ] {
+            let version = Info {
+                major: major.to_owned(),
+                minor: minor.to_owned(),
+                ..Info::default()
+            };
+            assert_eq!(is_too_old(&version), old, "{major}.{minor}");
+            let failed = of_version(&version).outcome == Outcome::Failed;
+            assert_eq!(failed, old, "{major}.{minor}");
+        }
+    }
+
+    #[test]
+    fn resize_must_be_served_for_patch() {
+        let resource = |name: &str, verbs: &[&str]| APIResource {
+            name: name.to_owned(),
+            verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+            ..APIResource::default()
+        };
+        let pods = || resource("pods", &["create", "patch"]);
+        let outcome = |list: &[APIResource]| of_resources(list).outcome;
+        let resize = resource("pods/resize", &["get", "patch", "update"]);
+        assert_eq!(outcome(&[pods(), resize]), Outcome::Ok);
+        assert_eq!(outcome(&[pods()]), Outcome::Failed);
+        let resize = resource("pods/resize", &["get"]);
+        assert_eq!(outcome(&[pods(), resize]), Outcome::Failed);
+    }
+
+    #[test]
+    fn replicas_must_be_ready() {
+        let outcome = |replicas: Value, ready: Value| {
+            let deployment = json!({"spec": {"replicas": replicas, "selector": {}, "template": {}},
+                "status": {"readyReplicas": ready}});
+            let deployment = serde_json::from_value(deployment).expect("a Deployment");
+            of_deployment(Some(&deployment), "ns").outcome
+        };
+        assert_eq!(outcome(json!(3), json!(3)), Outcome::Ok);
+        assert_eq!(outcome(json!(3), json!(4)), Outcome::Ok);
+        assert_eq!(outcome(json!(3), json!(2)), Outcome::Warning);
+        assert_eq!(outcome(json!(3), json!(null)), Outcome::Failed);
+        assert_eq!(outcome(json!(0), json!(null)), Outcome::Failed);
+        assert_eq!(outcome(json!(null), json!(1)), Outcome::Ok);
+        assert_eq!(of_deployment(None, "ns").outcome, Outcome::Failed);
+    }
+
+    #[test]
+    fn old_kubelets_are_named_where_pods_may_come_to_them() {
+        let node = |version: &str, spec: Value| {
+            let node = json!({"metadata": {"name": "n"}, "spec": spec,
+                "status": {"nodeInfo": {"kubeletVersion": version, "operatingSystem": "linux"}}});
+            old_kubelet(&serde_json::from_value(node).expect("a node"))
+        };
+        let taints = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+        let old = Some("n (v1.32.1)".to_owned());
+        assert_eq!(node("v1.32.1", json!({})), old);
+        assert_eq!(node("v1.32.1", taints), old);
+        assert_eq!(node("v1.32.1", json!({"unschedulable": true})), None);
+        assert_eq!(node("v1.33.0", json!({})), None);
+
+        assert_eq!(of_nodes(2, &[]).outcome, Outcome::Ok);
+        let names: Vec<_> = (0..12).map(|n| format!("node-{n} (v1.30.0)")).collect();
+        let many = of_nodes(20, &names);
+        assert_eq!(many.outcome, Outcome::Warning);
+        assert!(many.detail.starts_with("12 of 20 nodes"), "{many:?}");
+        assert!(
+            many.detail.contains("node-9 (v1.30.0) and 2 more."),
+            "{many:?}"
+        );
+    }
+
+    #[test]
+    fn each_leftover_has_its_command() {
+        assert_eq!(of_leftovers(&[]).outcome, Outcome::Ok);
+        let leftover = |kind, namespace: Option<&str>, name: &str| Leftover {
+            kind,
+            namespace: namespace.map(str::to_owned),
+            name: name.to_owned(),
+        };
+        let found = of_leftovers(&[
+            leftover(Kind::MutatingWebhookConfiguration, None, "m"),
+            leftover(Kind::Deployment, Some("boosts"), "d"),
+        ]);
+        assert_eq!(found.outcome, Outcome::Failed);
+        let advice = found.advice.unwrap_or_default();
+        for words in [
+            "kubectl delete mutatingwebhookconfiguration m; ",
+            "kubectl delete -n boosts deployment d; ",
+            "never delete its CustomResourceDefinition",
+        ] {
+            assert!(advice.contains(words), "{words:?} is not in {advice}");
+        }
+    }
+}
