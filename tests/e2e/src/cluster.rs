@@ -27,10 +27,6 @@ const STAND_INS: usize = 3;
 /// A node is Ready some seconds after its start.
 const NODE_READY: Duration = Duration::from_secs(120);
 
-/// Headstart's image as `.ci/image` calls it, and as containerd reads the manifests' `headstart:0.1.0`.
-const BUILT: &str = "localhost/headstart:0.1.0";
-const NAMED: &str = "docker.io/library/headstart:0.1.0";
-
 /// All of it. It ends with this value, and at the latest with this process.
 pub(crate) struct Cluster {
     /// Real nodes, by the order in which they were started.
@@ -71,7 +67,7 @@ impl Cluster {
         };
         let plane = ControlPlane::start(options).await?;
         let folder = plane.folder().to_owned();
-        let archives = vec![images::headstart()?, images::workload(&folder)?];
+        let archives = vec![images::headstart(&folder)?, images::workload(&folder)?];
         let parts = vec![
             controller_manager(&plane, &binaries)?,
             scheduler(&plane, &binaries)?,
@@ -342,8 +338,6 @@ impl RealNode {
                 ],
             )?;
         }
-        // The manifests name it as a registry would have it; the archive has it as built on this machine.
-        run("ctr", &["-a", &socket, "-n", "k8s.io", "images", "tag", BUILT, NAMED])?;
         let cgroup = format!("{cgroup}/{name}");
         for hierarchy in machine::hierarchies()? {
             machine::make_cgroup(&hierarchy, &cgroup)?;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::machine::run;
+use crate::machine::output;
 
 /// A shell and small programs, for pods that do as they are told; the sandbox of each pod is one of them.
 pub(crate) const WORKLOAD: &str = "localhost/workload:1";
@@ -22,11 +22,42 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds Headstart's image from the static binary, and says where the archive is.
+/// Headstart's image as the manifests name it.
+const NAMED: &str = "headstart:0.1.0";
+
+/// Where buildah keeps what it works on.
+fn storage(folder: &Path) -> [String; 6] {
+    let [root, runroot] =
+        ["buildah", "buildah-run"].map(|name| folder.join(name).display().to_string());
+    let option = |name: &str| name.to_owned();
+    [
+        option("--storage-driver"),
+        option("vfs"),
+        option("--root"),
+        root,
+        option("--runroot"),
+        runroot,
+    ]
+}
+
+fn buildah(command: &[&str], folder: &Path, rest: &[&str]) -> Result<String> {
+    let storage = storage(folder);
+    let storage = storage.iter().map(String::as_str);
+    let args: Vec<&str> = command
+        .iter()
+        .copied()
+        .chain(storage)
+        .chain(rest.iter().copied())
+        .collect();
+    output("buildah", &args)
+}
+
+/// Builds Headstart's image from the static binary, and says where in a folder its archive is, under the name that the manifests
+/// give it: a cluster's nodes would get it by that name from a registry.
 ///
 /// # Errors
 /// If it can't be built.
-pub(crate) fn headstart() -> Result<PathBuf> {
+pub(crate) fn headstart(folder: &Path) -> Result<PathBuf> {
     let architecture = match std::env::consts::ARCH {
         "aarch64" => "arm64",
         _ => "amd64",
@@ -41,7 +72,16 @@ pub(crate) fn headstart() -> Result<PathBuf> {
         "{} {architecture} failed ({status})",
         script.display()
     );
-    Ok(root().join(format!("target/image/headstart-{architecture}.tar")))
+    let built = root().join(format!("target/image/headstart-{architecture}.tar"));
+    let id = buildah(
+        &["pull", "--quiet"],
+        folder,
+        &[&format!("oci-archive:{}", built.display())],
+    )?;
+    let archive = folder.join("headstart.tar");
+    let destination = format!("docker-archive:{}:{NAMED}", archive.display());
+    buildah(&["push", "--quiet"], folder, &[id.trim(), &destination])?;
+    Ok(archive)
 }
 
 /// Builds the image of the workloads in a folder, and says where the archive is.
@@ -60,36 +100,14 @@ pub(crate) fn workload(folder: &Path) -> Result<PathBuf> {
         "FROM scratch\nCOPY root /\nUSER 65532:65532\nENTRYPOINT [\"/bin/sleep\", \"1000000\"]\n";
     fs::write(context.join("Containerfile"), text).context("writing a Containerfile")?;
     let archive = folder.join("workload.tar");
-    let stores = [folder.join("buildah"), folder.join("buildah-run")];
-    let [root, runroot] = stores.each_ref().map(|path| path.display().to_string());
-    let storage = [
-        "--storage-driver",
-        "vfs",
-        "--root",
-        &root,
-        "--runroot",
-        &runroot,
-    ];
     let context = context.display().to_string();
     let destination = format!("docker-archive:{}:{WORKLOAD}", archive.display());
-    run(
-        "buildah",
-        &[
-            &["build", "--quiet", "--isolation", "chroot"],
-            &storage[..],
-            &["-t", WORKLOAD, &context],
-        ]
-        .concat(),
+    buildah(
+        &["build", "--quiet", "--isolation", "chroot"],
+        folder,
+        &["-t", WORKLOAD, &context],
     )?;
-    run(
-        "buildah",
-        &[
-            &["push", "--quiet"],
-            &storage[..],
-            &[WORKLOAD, &destination],
-        ]
-        .concat(),
-    )?;
+    buildah(&["push", "--quiet"], folder, &[WORKLOAD, &destination])?;
     Ok(archive)
 }
 

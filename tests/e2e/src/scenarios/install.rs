@@ -102,7 +102,7 @@ pub(crate) async fn uninstall(cluster: &mut Cluster) -> Result<Vec<String>> {
     );
     cluster
         .kubectl(&format!(
-            "delete -k {} --timeout=120s",
+            "delete -k {} --ignore-not-found --timeout=120s",
             manifests().display()
         ))
         .await?;

@@ -57,7 +57,9 @@ pub(crate) async fn run(cluster: &mut Cluster, names: &[String]) -> Result<()> {
         println!("\n{name}");
         match scenario(cluster).await {
             Ok(seen) => {
-                seen.iter().for_each(|line| println!("  {line}"));
+                for line in seen {
+                    println!("  {line}");
+                }
                 println!("  ok, {} s", began.elapsed().as_secs());
             }
             Err(error) => {

@@ -41,17 +41,14 @@ pub(crate) async fn switching(cluster: &mut Cluster) -> Result<Vec<String>> {
     cluster
         .kubectl("delete deployment -n headstart-system headstart --timeout=90s")
         .await?;
-    install_upstream(cluster).await?;
     namespace(cluster, NS).await?;
     cluster
         .plane
         .apply(&boost(NS, "app", &json!([percent("app", 50)])).to_string())
         .await?;
-    let versions = [
-        ("v020", "", "375m"),
-        ("v021", r#""state":"Active","#, "375m"),
-    ];
-    for (name, state, _) in versions {
+    install_upstream(cluster).await?;
+    let versions = [("v020", ""), ("v021", r#""state":"Active","#)];
+    for (name, state) in versions {
         left_by_upstream(cluster, name, state).await?;
     }
 
@@ -61,6 +58,12 @@ pub(crate) async fn switching(cluster: &mut Cluster) -> Result<Vec<String>> {
     let names: Vec<&str> = LEFT.iter().map(|(_, name)| *name).collect();
     fit(cluster, false, &names).await?;
     told_by_run(cluster, 1).await?;
+    let another = boost(NS, "another", &json!([percent("app", 50)])).to_string();
+    let refused = cluster.plane.apply(&another).await;
+    ensure!(
+        refused.is_err(),
+        "upstream's validating webhook let a boost pass"
+    );
 
     // The documented order.
     for (kind, name) in LEFT {
@@ -76,7 +79,8 @@ pub(crate) async fn switching(cluster: &mut Cluster) -> Result<Vec<String>> {
     apply(cluster, &manifests()).await?;
     rolled_out(cluster).await?;
     fit(cluster, true, &[]).await?;
-    for (name, _, _) in versions {
+    cluster.plane.apply(&another).await?;
+    for (name, _) in versions {
         let cgroup = cgroup(cluster, &get(cluster, NS, name).await?, "app")?;
         make_ready(cluster, NS, name, "app").await?;
         until_limit(&cgroup, 50).await?;
@@ -106,14 +110,14 @@ pub(crate) async fn switching(cluster: &mut Cluster) -> Result<Vec<String>> {
     ])
 }
 
-/// Objects by its names. Its webhooks lead nowhere, as they would after its pods are gone; they fail open.
+/// Objects by its names. Its webhooks lead nowhere, as they do without its pods: one fails open, the other closed.
 async fn install_upstream(cluster: &Cluster) -> Result<()> {
     namespace(cluster, UPSTREAM).await?;
-    let webhook = |entry: &str, path: &str, resources: Value| {
+    let webhook = |entry: &str, path: &str, failure: &str, group: &str, resources: Value| {
         json!({
-            "name": entry, "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": "Ignore", "timeoutSeconds": 2,
+            "name": entry, "admissionReviewVersions": ["v1"], "sideEffects": "None", "failurePolicy": failure, "timeoutSeconds": 2,
             "clientConfig": {"service": {"name": "kube-startup-cpu-boost-webhook-service", "namespace": UPSTREAM, "path": path}},
-            "rules": [{"operations": ["CREATE"], "apiGroups": ["autoscaling.x-k8s.io"], "apiVersions": ["v1alpha1"], "resources": resources}],
+            "rules": [{"operations": ["CREATE"], "apiGroups": [group], "apiVersions": ["*"], "resources": resources}],
         })
     };
     let selector = json!({"matchLabels": {"control-plane": "controller-manager"}});
@@ -121,11 +125,11 @@ async fn install_upstream(cluster: &Cluster) -> Result<()> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [
         {
             "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "metadata": {"name": LEFT[0].1},
-            "webhooks": [webhook("cpuboost.autoscaling.x-k8s.io", "/mutate-v1-pod", json!(["pods"]))],
+            "webhooks": [webhook("cpuboost.autoscaling.x-k8s.io", "/mutate-v1-pod", "Ignore", "", json!(["pods"]))],
         },
         {
             "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration", "metadata": {"name": LEFT[1].1},
-            "webhooks": [webhook("vstartupcpuboost.autoscaling.x-k8s.io", "/validate", json!(["startupcpuboosts"]))],
+            "webhooks": [webhook("vstartupcpuboost.autoscaling.x-k8s.io", "/validate", "Fail", "autoscaling.x-k8s.io", json!(["startupcpuboosts"]))],
         },
         {
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": LEFT[2].1, "namespace": UPSTREAM},
