@@ -10,7 +10,10 @@ use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
     apps::v1::Deployment,
 };
-use kube::{Api, Client, ResourceExt, api::ListParams};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ApiResource, DynamicObject, ListParams},
+};
 use tokio::time::{sleep, timeout};
 
 use crate::{error::Chain, metrics::Metrics};
@@ -113,31 +116,21 @@ impl fmt::Display for Leftover {
 /// # Errors
 /// When the API server does not list them.
 pub async fn find(client: &Client, kind: Kind) -> kube::Result<Vec<Leftover>> {
-    let all = ListParams::default();
     match kind {
         Kind::MutatingWebhookConfiguration => {
-            let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
-            let list = api.list(&all).await?.into_iter();
-            let entries = |configuration: &MutatingWebhookConfiguration| {
-                let entries = configuration.webhooks.iter().flatten();
-                entries.map(|entry| entry.name.clone()).collect()
-            };
-            let list = list.map(|object| (object.name_any(), entries(&object)));
+            let resource = ApiResource::erase::<MutatingWebhookConfiguration>(&());
+            let list = configurations(client, &resource).await?;
             Ok(of_upstream(kind, MUTATING_ENTRY, list))
         }
         Kind::ValidatingWebhookConfiguration => {
-            let api = Api::<ValidatingWebhookConfiguration>::all(client.clone());
-            let list = api.list(&all).await?.into_iter();
-            let entries = |configuration: &ValidatingWebhookConfiguration| {
-                let entries = configuration.webhooks.iter().flatten();
-                entries.map(|entry| entry.name.clone()).collect()
-            };
-            let list = list.map(|object| (object.name_any(), entries(&object)));
+            let resource = ApiResource::erase::<ValidatingWebhookConfiguration>(&());
+            let list = configurations(client, &resource).await?;
             Ok(of_upstream(kind, VALIDATING_ENTRY, list))
         }
         Kind::Deployment => {
             let api = Api::<Deployment>::all(client.clone());
-            let named = all.fields(&format!("metadata.name={}", kind.default_name()));
+            let named =
+                ListParams::default().fields(&format!("metadata.name={}", kind.default_name()));
             let list = api.list_metadata(&named).await?.into_iter();
             let found = list.map(|object| Leftover {
                 namespace: object.namespace(),
@@ -146,6 +139,20 @@ pub async fn find(client: &Client, kind: Kind) -> kube::Result<Vec<Leftover>> {
             Ok(found.collect())
         }
     }
+}
+
+/// Webhook configurations, each with the names of its entries.
+async fn configurations(
+    client: &Client,
+    resource: &ApiResource,
+) -> kube::Result<impl Iterator<Item = (String, Vec<String>)>> {
+    let api = Api::<DynamicObject>::all_with(client.clone(), resource);
+    let list = api.list(&ListParams::default()).await?.into_iter();
+    Ok(list.map(|object| {
+        let entries = object.data["webhooks"].as_array().into_iter().flatten();
+        let names = entries.filter_map(|entry| entry["name"].as_str());
+        (object.name_any(), names.map(str::to_owned).collect())
+    }))
 }
 
 /// The configurations that are upstream's, by an entry's name or by their own.

@@ -3,7 +3,10 @@
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy as Policy, ValidatingAdmissionPolicyBinding as Binding,
 };
-use kube::{Api, Client};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject},
+};
 
 use super::{CheckArgs, Finding, ask, rights::account};
 
@@ -12,8 +15,10 @@ const LOWER_ONLY: &str = "headstart-lower-only";
 const MARKS_ONLY: &str = "headstart-marks-only";
 
 pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
-    let policies = Api::<Policy>::all(client.clone());
-    let bindings = Api::<Binding>::all(client.clone());
+    // Without their types, which would bring much into the binary for little.
+    let all = |resource| Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let policies = all(ApiResource::erase::<Policy>(&()));
+    let bindings = all(ApiResource::erase::<Binding>(&()));
     let mut findings = Vec::new();
     for name in [RECORD, LOWER_ONLY, MARKS_ONLY] {
         let what = "validatingadmissionpolicies.admissionregistration.k8s.io";
@@ -30,7 +35,12 @@ pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
     Finding::all(findings)
 }
 
-fn judge(name: &str, policy: Option<&Policy>, binding: Option<&Binding>, account: &str) -> Finding {
+fn judge(
+    name: &str,
+    policy: Option<&DynamicObject>,
+    binding: Option<&DynamicObject>,
+    account: &str,
+) -> Finding {
     let Some(problem) = problem(name, policy, binding, account) else {
         return Finding::ok(format!("{name} denies"));
     };
@@ -59,8 +69,8 @@ fn judge(name: &str, policy: Option<&Policy>, binding: Option<&Binding>, account
 
 fn problem(
     name: &str,
-    policy: Option<&Policy>,
-    binding: Option<&Binding>,
+    policy: Option<&DynamicObject>,
+    binding: Option<&DynamicObject>,
     account: &str,
 ) -> Option<String> {
     let Some(policy) = policy else {
@@ -71,20 +81,21 @@ fn problem(
             "there is no ValidatingAdmissionPolicyBinding {name}"
         ));
     };
-    let binds = binding.spec.as_ref().is_some_and(|spec| {
-        let mut actions = spec.validation_actions.iter().flatten();
-        spec.policy_name.as_deref() == Some(name) && actions.any(|action| action == "Deny")
-    });
+    let spec = &binding.data["spec"];
+    let mut actions = spec["validationActions"].as_array().into_iter().flatten();
+    let binds = spec["policyName"] == name && actions.any(|action| action == "Deny");
     if !binds {
         return Some(format!(
             "the ValidatingAdmissionPolicyBinding {name} does not Deny by {name}"
         ));
     }
-    let spec = policy.spec.as_ref();
-    let conditions = spec.and_then(|spec| spec.match_conditions.as_ref());
+    let conditions = policy.data["spec"]["matchConditions"].as_array();
     let mut conditions = conditions.into_iter().flatten();
     let holds_us = name == RECORD
-        || conditions.any(|condition| condition.expression.contains(&format!("'{account}'")));
+        || conditions.any(|condition| {
+            let expression = condition["expression"].as_str();
+            expression.is_some_and(|text| text.contains(&format!("'{account}'")))
+        });
     (!holds_us).then(|| format!("the ValidatingAdmissionPolicy {name} does not name {account}"))
 }
 
@@ -96,15 +107,16 @@ mod tests {
 
     const ACCOUNT: &str = "system:serviceaccount:headstart-system:headstart";
 
-    fn policy() -> Policy {
+    fn policy() -> DynamicObject {
         let expression = format!("request.userInfo.username == '{ACCOUNT}'");
         let conditions = json!([{"name": "headstart", "expression": expression}]);
-        serde_json::from_value(json!({"spec": {"matchConditions": conditions}})).expect("a policy")
+        serde_json::from_value(json!({"metadata": {}, "spec": {"matchConditions": conditions}}))
+            .expect("a policy")
     }
 
-    fn binding(policy: &str, action: &str) -> Binding {
+    fn binding(policy: &str, action: &str) -> DynamicObject {
         let spec = json!({"policyName": policy, "validationActions": [action]});
-        serde_json::from_value(json!({"spec": spec})).expect("a binding")
+        serde_json::from_value(json!({"metadata": {}, "spec": spec})).expect("a binding")
     }
 
     #[test]

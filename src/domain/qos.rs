@@ -69,8 +69,9 @@ mod tests {
         let container =
             |name| json!({"name": name, "resources": {"requests": amounts, "limits": amounts}});
         let containers = ["a", "b", "c", "d"].map(container);
-        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": containers}}))
-            .expect("it is a pod");
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {}, "spec": {"containers": containers}}))
+                .expect("it is a pod");
         let cpus: Vec<Cpu> = pod.all_containers().map(Cpu::of).collect();
         assert_eq!(qos_class(&pod, |index| cpus[index]), QosClass::Guaranteed);
     }
