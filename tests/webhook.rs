@@ -282,6 +282,19 @@ async fn b41_and_b42_what_cannot_be_read_is_answered_with_400_and_the_reason() {
     assert_eq!(webhook.counted_in_all(), count as u64);
 }
 
+/// Else strangers would write as much into the log as into their requests.
+#[tokio::test]
+async fn b42_the_reason_is_short_however_long_the_words_that_it_quotes() {
+    let webhook = Webhook::new();
+    for field in ["kind", "apiVersion"] {
+        let mut review = review(&pod("p"));
+        review[field] = "ä".repeat(1 << 20).into();
+        let (status, answer) = webhook.post(review.to_string()).await;
+        assert_eq!(status, 400, "{field}");
+        assert!(answer.len() < 1000, "{field}: {} bytes", answer.len());
+    }
+}
+
 #[tokio::test]
 async fn b42_invalid_utf_8_is_refused_wherever_it_is() {
     let webhook = Webhook::new();

@@ -20,6 +20,8 @@ const SMALL_BODY: usize = 64 << 10;
 /// All larger bodies together may take so many bytes at once; the others wait, within their deadline. So the memory that
 /// anybody can make us take is bounded, and ordinary reviews never wait.
 const LARGE_BODIES: usize = 24 << 20;
+/// So many characters of the reason go into the log and the answer: it may quote the body, which strangers write.
+const MAX_REASON: usize = 300;
 /// How long a body may take to arrive. The API server gives up after 2 s.
 const BODY_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -51,8 +53,9 @@ fn answer(admitter: &Admitter, body: &[u8]) -> Response<Vec<u8>> {
             .body(answer)
             .expect("a status and a header make a response"),
         Err(error) => {
-            tracing::warn!(%error, "a review could not be read");
-            refusal(StatusCode::BAD_REQUEST, &error.to_string())
+            let error: String = error.to_string().chars().take(MAX_REASON).collect();
+            tracing::warn!(error, "a review could not be read");
+            refusal(StatusCode::BAD_REQUEST, &error)
         }
     }
 }
