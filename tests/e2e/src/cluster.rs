@@ -315,7 +315,7 @@ impl RealNode {
         let containerd = start(
             plane,
             &format!("containerd-{number}"),
-            Path::new("/usr/bin/containerd"),
+            &machine::find("containerd")?,
             &flags,
         )?;
         let socket = socket.display().to_string();

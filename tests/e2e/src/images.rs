@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::machine::output;
+use crate::machine::{find, output};
+
+/// Headstart's image as the manifests name it.
+const NAMED: &str = "headstart:0.1.0";
 
 /// A shell and small programs, for pods that do as they are told; the sandbox of each pod is one of them.
 pub(crate) const WORKLOAD: &str = "localhost/workload:1";
@@ -21,9 +24,6 @@ const COMMANDS: [&str; 8] = ["cat", "dd", "rm", "sh", "sleep", "test", "touch", 
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
-
-/// Headstart's image as the manifests name it.
-const NAMED: &str = "headstart:0.1.0";
 
 /// Where buildah keeps what it works on.
 fn storage(folder: &Path) -> [String; 6] {
@@ -52,27 +52,35 @@ fn buildah(command: &[&str], folder: &Path, rest: &[&str]) -> Result<String> {
     output("buildah", &args)
 }
 
-/// Builds Headstart's image from the static binary, and says where in a folder its archive is, under the name that the manifests
-/// give it: a cluster's nodes would get it by that name from a registry.
+/// Builds Headstart's image from the static binary, as it is shipped.
 ///
 /// # Errors
 /// If it can't be built.
-pub(crate) fn headstart(folder: &Path) -> Result<PathBuf> {
-    let architecture = match std::env::consts::ARCH {
-        "aarch64" => "arm64",
-        _ => "amd64",
-    };
+pub(crate) fn build() -> Result<()> {
     let script = root().join(".ci/image");
     let status = Command::new(&script)
-        .arg(architecture)
+        .arg(architecture())
         .status()
         .with_context(|| format!("running {}", script.display()))?;
-    ensure!(
-        status.success(),
-        "{} {architecture} failed ({status})",
-        script.display()
-    );
-    let built = root().join(format!("target/image/headstart-{architecture}.tar"));
+    ensure!(status.success(), "{} failed ({status})", script.display());
+    Ok(())
+}
+
+/// As images call this machine's.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "amd64",
+    }
+}
+
+/// Puts the image that [`build`] has left into a folder, and says where its archive is, under the name that the manifests give
+/// it: a cluster's nodes would get it by that name from a registry.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn headstart(folder: &Path) -> Result<PathBuf> {
+    let built = root().join(format!("target/image/headstart-{}.tar", architecture()));
     let id = buildah(
         &["pull", "--quiet"],
         folder,
@@ -92,7 +100,7 @@ pub(crate) fn workload(folder: &Path) -> Result<PathBuf> {
     let context = folder.join("workload");
     let bin = context.join("root/bin");
     fs::create_dir_all(&bin).with_context(|| format!("creating {}", bin.display()))?;
-    fs::copy(which("busybox")?, bin.join("busybox")).context("copying busybox")?;
+    fs::copy(find("busybox")?, bin.join("busybox")).context("copying busybox")?;
     for name in COMMANDS {
         symlink("busybox", bin.join(name)).with_context(|| format!("linking {name}"))?;
     }
@@ -109,12 +117,4 @@ pub(crate) fn workload(folder: &Path) -> Result<PathBuf> {
     )?;
     buildah(&["push", "--quiet"], folder, &[WORKLOAD, &destination])?;
     Ok(archive)
-}
-
-fn which(program: &str) -> Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut found = std::env::split_paths(&path).map(|folder| folder.join(program));
-    found
-        .find(|file| file.is_file())
-        .with_context(|| format!("there is no {program}"))
 }

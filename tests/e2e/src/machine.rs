@@ -53,7 +53,9 @@ pub(crate) fn check() -> Result<()> {
         rustix::process::geteuid().is_root(),
         "a real node needs root: run it with sudo"
     );
-    let missing = PROGRAMS.iter().filter(|(program, _)| !is_there(program));
+    let missing = PROGRAMS
+        .iter()
+        .filter(|(program, _)| find(program).is_err());
     let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
     if !Path::new(CNI_PLUGINS).join("bridge").is_file() {
         packages.push("containernetworking-plugins");
@@ -68,12 +70,19 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-fn is_there(program: &str) -> bool {
+/// Where a program is; administrators' are not in everybody's `PATH`.
+///
+/// # Errors
+/// If it is nowhere.
+pub(crate) fn find(program: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path)
+    let mut files = std::env::split_paths(&path)
         .chain(sbin)
-        .any(|folder| folder.join(program).is_file())
+        .map(|folder| folder.join(program));
+    files
+        .find(|file| file.is_file())
+        .with_context(|| format!("there is no {program}"))
 }
 
 /// Runs this program again with network, mounts and processes of its own, and tidies up after it.

@@ -15,6 +15,7 @@ mod scenarios;
 use std::{process::ExitCode, time::Instant};
 
 use anyhow::Result;
+use testbed::binaries::{Binaries, NodeBinaries};
 
 use cluster::Cluster;
 
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
 
 fn outside() -> Result<ExitCode> {
     machine::check()?;
+    // Whatever may have to be fetched and built: inside there is no way to where it comes from.
+    images::build()?;
+    Binaries::find()?;
+    NodeBinaries::find()?;
     let status = machine::enter()?;
     Ok(if status.success() {
         ExitCode::SUCCESS
