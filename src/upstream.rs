@@ -58,6 +58,27 @@ impl Kind {
         }
     }
 
+    fn resource(self) -> ApiResource {
+        match self {
+            Self::MutatingWebhookConfiguration => {
+                ApiResource::erase::<MutatingWebhookConfiguration>(&())
+            }
+            Self::ValidatingWebhookConfiguration => {
+                ApiResource::erase::<ValidatingWebhookConfiguration>(&())
+            }
+            Self::Deployment => ApiResource::erase::<Deployment>(&()),
+        }
+    }
+
+    /// The name of the webhook in it, where it has any.
+    fn entry(self) -> Option<&'static str> {
+        match self {
+            Self::MutatingWebhookConfiguration => Some(MUTATING_ENTRY),
+            Self::ValidatingWebhookConfiguration => Some(VALIDATING_ENTRY),
+            Self::Deployment => None,
+        }
+    }
+
     /// The name that upstream's manifests give it.
     #[must_use]
     pub fn default_name(self) -> &'static str {
@@ -116,37 +137,26 @@ impl fmt::Display for Leftover {
 /// # Errors
 /// When the API server does not list them.
 pub async fn find(client: &Client, kind: Kind) -> kube::Result<Vec<Leftover>> {
-    match kind {
-        Kind::MutatingWebhookConfiguration => {
-            let resource = ApiResource::erase::<MutatingWebhookConfiguration>(&());
-            let list = configurations(client, &resource).await?;
-            Ok(of_upstream(kind, MUTATING_ENTRY, list))
-        }
-        Kind::ValidatingWebhookConfiguration => {
-            let resource = ApiResource::erase::<ValidatingWebhookConfiguration>(&());
-            let list = configurations(client, &resource).await?;
-            Ok(of_upstream(kind, VALIDATING_ENTRY, list))
-        }
-        Kind::Deployment => {
-            let api = Api::<Deployment>::all(client.clone());
-            let named =
-                ListParams::default().fields(&format!("metadata.name={}", kind.default_name()));
-            let list = api.list_metadata(&named).await?.into_iter();
-            let found = list.map(|object| Leftover {
-                namespace: object.namespace(),
-                ..Leftover::new(kind, object.name_any())
-            });
-            Ok(found.collect())
-        }
+    if let Some(entry) = kind.entry() {
+        let list = configurations(client, kind.resource()).await?;
+        return Ok(of_upstream(kind, entry, list));
     }
+    let api = Api::<DynamicObject>::all_with(client.clone(), &kind.resource());
+    let named = ListParams::default().fields(&format!("metadata.name={}", kind.default_name()));
+    let list = api.list_metadata(&named).await?.into_iter();
+    let found = list.map(|object| Leftover {
+        namespace: object.namespace(),
+        ..Leftover::new(kind, object.name_any())
+    });
+    Ok(found.collect())
 }
 
 /// Webhook configurations, each with the names of its entries.
 async fn configurations(
     client: &Client,
-    resource: &ApiResource,
+    resource: ApiResource,
 ) -> kube::Result<impl Iterator<Item = (String, Vec<String>)>> {
-    let api = Api::<DynamicObject>::all_with(client.clone(), resource);
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
     let list = api.list(&ListParams::default()).await?.into_iter();
     Ok(list.map(|object| {
         let entries = object.data["webhooks"].as_array().into_iter().flatten();
@@ -216,24 +226,15 @@ fn tell(found: &BTreeSet<Leftover>) {
 
 /// One of them, if it is there under its usual name. Takes `get` on that name alone.
 async fn get(client: &Client, kind: Kind) -> kube::Result<Option<Leftover>> {
-    let (name, client) = (kind.default_name(), client.clone());
-    let (is_there, namespace) = match kind {
-        Kind::MutatingWebhookConfiguration => {
-            let api = Api::<MutatingWebhookConfiguration>::all(client);
-            (api.get_metadata_opt(name).await?.is_some(), None)
-        }
-        Kind::ValidatingWebhookConfiguration => {
-            let api = Api::<ValidatingWebhookConfiguration>::all(client);
-            (api.get_metadata_opt(name).await?.is_some(), None)
-        }
-        Kind::Deployment => {
-            let api = Api::<Deployment>::namespaced(client, NAMESPACE);
-            let is_there = api.get_metadata_opt(name).await?.is_some();
-            (is_there, Some(NAMESPACE.to_owned()))
-        }
+    let (name, client, resource) = (kind.default_name(), client.clone(), kind.resource());
+    let namespace = (kind == Kind::Deployment).then_some(NAMESPACE);
+    let api: Api<DynamicObject> = match namespace {
+        Some(namespace) => Api::namespaced_with(client, namespace, &resource),
+        None => Api::all_with(client, &resource),
     };
-    Ok(is_there.then(|| Leftover {
-        namespace,
+    let found = api.get_metadata_opt(name).await?;
+    Ok(found.map(|_| Leftover {
+        namespace: namespace.map(str::to_owned),
         ..Leftover::new(kind, name)
     }))
 }
