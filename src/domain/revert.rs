@@ -56,8 +56,6 @@ pub struct Finish {
     /// The record as it will stand, and why the boost ended; `None` where the record says so already and only the claim
     /// is left over.
     pub ended: Option<(Box<Record>, EndedBy)>,
-    /// When the boost was due, for the lag.
-    pub due: Option<DateTime<Utc>>,
 }
 
 /// Why an accepted resize is not done.
@@ -132,16 +130,13 @@ fn decide_when(
     };
     match (record.state, pod.claim()) {
         (State::Reverted, Some(_)) => {
-            return Decision::Finish(Finish {
-                ended: None,
-                due: None,
-            });
+            return Decision::Finish(Finish { ended: None });
         }
         (State::Reverted, None) => return Decision::Leave(Leave::NotBoosted),
         (State::Active, _) => {}
     }
     if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-        return finish(&record, EndedBy::Terminated, None, now);
+        return finish(&record, EndedBy::Terminated, now);
     }
     decide_active(pod, &record, policy, settings, now, forced)
 }
@@ -191,7 +186,7 @@ fn decide_active(
     if !loans.any_returned {
         // Somebody else has changed every value of ours. Until the boost is due they may change them back.
         return match is_due {
-            Some(due) => finish(record, EndedBy::Superseded, Some(due.at), now),
+            Some(_) => finish(record, EndedBy::Superseded, now),
             None => Decision::Wait(due.map(|due| due.at)),
         };
     }
@@ -214,18 +209,12 @@ fn decide_active(
         None if end::was_unschedulable(pod, record.timestamp, settings) => EndedBy::Unschedulable,
         None => record.announced().unwrap_or(EndedBy::Superseded),
     };
-    finish(record, by, is_due.map(|due| due.at), now)
+    finish(record, by, now)
 }
 
-fn finish(
-    record: &Record,
-    by: EndedBy,
-    due: Option<DateTime<Utc>>,
-    now: DateTime<Utc>,
-) -> Decision {
+fn finish(record: &Record, by: EndedBy, now: DateTime<Utc>) -> Decision {
     Decision::Finish(Finish {
         ended: Some((Box::new(record.ended(by, now)), by)),
-        due,
     })
 }
 

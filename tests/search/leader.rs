@@ -253,7 +253,6 @@ fn ended(pod: &Pod, by: EndedBy, now: DateTime<Utc>) -> Option<Finish> {
     let record = Record::read(pod.record_text()?).ok()?;
     Some(Finish {
         ended: Some((Box::new(record.ended(by, now)), by)),
-        due: Some(now),
     })
 }
 
