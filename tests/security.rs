@@ -13,7 +13,7 @@ use kube::Client;
 use serde_json::{Value, json};
 use testbed::{
     Answer, Behaviour, Cluster, ControlPlane, Options, Rest,
-    cluster::{RUNTIME, SYSTEM_NAMESPACE, manifests},
+    cluster::{SYSTEM_NAMESPACE, manifests, run, shared},
     eventually,
     node::NODE,
     rest::{JSON_PATCH, MERGE, STRATEGIC, pods},
@@ -83,19 +83,9 @@ const EDIT: [&str; 4] = [
     "headstart-view",
 ];
 
-/// Runs a test to its end.
-fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
-    RUNTIME.block_on(test)
-}
-
 /// The cluster; the first to ask starts it.
 async fn bed() -> Result<&'static Bed> {
-    let start = || async { Bed::start().await.map_err(|error| format!("{error:#}")) };
-    // On the heap: this is too large for a test's stack.
-    Box::pin(BED.get_or_init(start))
-        .await
-        .as_ref()
-        .map_err(|error| anyhow!("the cluster did not start: {error}"))
+    shared(&BED, Bed::start()).await
 }
 
 impl Bed {

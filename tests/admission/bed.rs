@@ -2,12 +2,12 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use kube::Client;
 use serde_json::{Value, json};
 use testbed::{
     Answer, Behaviour, Cluster, ControlPlane, Options, Rest,
-    cluster::{RUNTIME, SYSTEM_NAMESPACE},
+    cluster::{SYSTEM_NAMESPACE, shared},
     eventually,
     rest::{STRATEGIC, pods},
 };
@@ -22,11 +22,6 @@ const WEBHOOKS: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookcon
 
 /// It ends with the process.
 static BED: OnceCell<Result<Bed, String>> = OnceCell::const_new();
-
-/// Runs a test to its end.
-pub(crate) fn run(test: impl Future<Output = Result<()>>) -> Result<()> {
-    RUNTIME.block_on(test)
-}
 
 /// The binary under test.
 pub(crate) fn binary() -> &'static Path {
@@ -47,12 +42,7 @@ pub(crate) struct Bed {
 
 /// The cluster; the first to ask starts it.
 pub(crate) async fn bed() -> Result<&'static Bed> {
-    let start = || async { Bed::start().await.map_err(|error| format!("{error:#}")) };
-    // On the heap: this is too large for a test's stack.
-    Box::pin(BED.get_or_init(start))
-        .await
-        .as_ref()
-        .map_err(|error| anyhow!("the cluster did not start: {error}"))
+    shared(&BED, Bed::start()).await
 }
 
 impl Bed {

@@ -15,5 +15,5 @@ use anyhow::Result;
 /// `HEADSTART_SEED` repeats a run.
 #[test]
 fn odd_pods_are_admitted_as_without_us() -> Result<()> {
-    bed::run(crowd::admit_all())
+    testbed::cluster::run(crowd::admit_all())
 }

@@ -9,7 +9,9 @@ use testbed::{
     rest::{STRATEGIC, pods},
 };
 
-use crate::bed::{Bed, SOON, UNCALLED, bed, run};
+use testbed::cluster::run;
+
+use crate::bed::{Bed, SOON, UNCALLED, bed};
 
 /// A namespace in which our webhook is not called.
 struct Place {

@@ -4,7 +4,6 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     path::Path,
-    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU32, Ordering},
@@ -12,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -20,7 +19,7 @@ use kube::{
 use serde_json::{Value, json};
 use testbed::{
     Answer, Behaviour, Cluster, ControlPlane, Operator, OperatorOptions, Options, Rest, Signal,
-    cluster::{RUNTIME, SYSTEM_NAMESPACE},
+    cluster::{RUNTIME, SYSTEM_NAMESPACE, shared},
     eventually,
     rest::{MERGE, pods},
 };
@@ -136,21 +135,21 @@ impl Bed {
             .unwrap_or_else(PoisonError::into_inner)
             .entry(flags.to_owned())
             .or_insert_with(|| Box::leak(Box::default()));
-        let start = Box::pin(async {
+        let start = async {
             let plane = ControlPlane::start(Options::default()).await?;
             Self::start(plane, flags, 2).await
-        });
-        Self::once(cell, start).await
+        };
+        shared(cell, start).await
     }
 
     /// The cluster on which boosts of all cases were stored under upstream's definition, before ours was installed.
     pub async fn upgraded(cases: &Cases) -> anyhow::Result<&'static Self> {
-        let start = Box::pin(async {
+        let start = async {
             let plane = ControlPlane::start(Options::default()).await?;
             stored::store(cases, &plane).await?;
             Self::start(plane, &[], 2).await
-        });
-        Self::once(&UPGRADED, start).await
+        };
+        shared(&UPGRADED, start).await
     }
 
     /// A cluster with one replica that nobody else is on. It is to be retired.
@@ -215,18 +214,6 @@ impl Bed {
             .unwrap_or_else(PoisonError::into_inner)
             .push(replica);
         Ok(())
-    }
-
-    /// What starts it comes in a box: it is too large for a test's stack.
-    async fn once(
-        cell: &'static OnceCell<Result<Self, String>>,
-        start: Pin<Box<impl Future<Output = anyhow::Result<Self>>>>,
-    ) -> anyhow::Result<&'static Self> {
-        let start = || async { start.await.map_err(|error| format!("{error:#}")) };
-        cell.get_or_init(start)
-            .await
-            .as_ref()
-            .map_err(|error| anyhow!("the cluster did not start: {error}"))
     }
 
     async fn start(plane: ControlPlane, flags: &[String], replicas: u8) -> anyhow::Result<Self> {

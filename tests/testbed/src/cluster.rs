@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::OnceCell};
 
 use crate::{
     balancer::Balancer,
@@ -34,6 +34,28 @@ pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
         .build()
         .expect("a runtime needs nothing that can be missing")
 });
+
+/// Runs a test on [`RUNTIME`] to its end.
+pub fn run<T>(test: impl Future<Output = T>) -> T {
+    RUNTIME.block_on(test)
+}
+
+/// What the tests of a process share: the first to ask starts it.
+///
+/// # Errors
+/// If it did not start; the same for all who ask.
+pub fn shared<T>(
+    cell: &'static OnceCell<Result<T, String>>,
+    start: impl Future<Output = Result<T>>,
+) -> impl Future<Output = Result<&'static T>> {
+    // On the heap: this is too large for a test's stack.
+    let start = Box::pin(start);
+    let start = || async { start.await.map_err(|error| format!("{error:#}")) };
+    async move {
+        let started = cell.get_or_init(start).await.as_ref();
+        started.map_err(|error| anyhow!("the cluster did not start: {error}"))
+    }
+}
 
 /// All of it. It ends with this value, and at the latest with this process.
 pub struct Cluster {
