@@ -5,7 +5,6 @@ use std::{
     fs,
     net::Ipv4Addr,
     path::{Path, PathBuf},
-    process::Output,
     time::Duration,
 };
 
@@ -146,15 +145,6 @@ impl Cluster {
     pub(crate) async fn kubectl(&self, line: &str) -> Result<String> {
         let args: Vec<&str> = line.split_whitespace().collect();
         self.plane.kubectl_ok(&args).await
-    }
-
-    /// Runs kubectl, whatever comes out.
-    ///
-    /// # Errors
-    /// If it can't be run.
-    pub(crate) async fn kubectl_any(&self, line: &str) -> Result<Output> {
-        let args: Vec<&str> = line.split_whitespace().collect();
-        self.plane.kubectl(&args).await
     }
 }
 

@@ -1,6 +1,9 @@
 //! Boosts and pods of the scenarios, and what becomes of them.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Output,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -106,15 +109,52 @@ pub(crate) fn pod(namespace: &str, name: &str, app: &str, containers: &[Value]) 
     })
 }
 
-/// Creates an object and returns it as it is stored.
-pub(crate) async fn create(cluster: &Cluster, object: &Value) -> Result<Value> {
-    let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
-    let path = match object["kind"].as_str() {
-        Some("Pod") => testbed::rest::pods(namespace),
-        Some("Deployment") => format!("/apis/apps/v1/namespaces/{namespace}/deployments"),
-        kind => anyhow::bail!("no path for {kind:?}"),
-    };
-    cluster.rest().post(&path, object).await?.accepted()
+/// A Deployment of such pods, which its labels select.
+pub(crate) fn deployment(replicas: usize, labels: &Value, pod: &Value) -> Value {
+    let (name, namespace) = (&pod["metadata"]["name"], &pod["metadata"]["namespace"]);
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "replicas": replicas, "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": pod["metadata"]["labels"], "annotations": pod["metadata"]["annotations"]},
+                "spec": pod["spec"],
+            },
+        },
+    })
+}
+
+/// Creates a pod and returns it as it is stored.
+pub(crate) async fn create(cluster: &Cluster, pod: &Value) -> Result<Value> {
+    let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
+    let path = testbed::rest::pods(namespace);
+    cluster.rest().post(&path, pod).await?.accepted()
+}
+
+/// Creates a pod, and waits until it runs with the boost of its `app`.
+pub(crate) async fn create_boosted(cluster: &Cluster, pod: &Value) -> Result<Value> {
+    let created = create(cluster, pod).await?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let metadata = &created["metadata"];
+    let (namespace, name) = (text(&metadata["namespace"]), text(&metadata["name"]));
+    until_boosted(
+        cluster,
+        &namespace,
+        &name,
+        &text(&metadata["labels"]["app"]),
+    )
+    .await
+}
+
+/// Waits until the pod runs with the boost of that name.
+pub(crate) async fn until_boosted(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    boost: &str,
+) -> Result<Value> {
+    let is = |pod: &Value| runs(pod) && claim(pod) == Some(boost);
+    until(cluster, namespace, name, "runs boosted", is).await
 }
 
 /// The pod as it is.
@@ -221,6 +261,19 @@ pub(crate) async fn until_finished(
     until(cluster, namespace, name, "is finished", done).await
 }
 
+/// Runs a script in a container, whatever comes out.
+pub(crate) async fn exec(
+    cluster: &Cluster,
+    namespace: &str,
+    pod: &str,
+    container: &str,
+    script: &str,
+) -> Result<Output> {
+    let sh = ["--", "/bin/sh", "-c", script];
+    let args = [&["exec", "-n", namespace, pod, "-c", container], &sh[..]].concat();
+    cluster.plane.kubectl(&args).await
+}
+
 /// Lets a container of [`container`] be Ready.
 pub(crate) async fn make_ready(
     cluster: &Cluster,
@@ -228,8 +281,13 @@ pub(crate) async fn make_ready(
     pod: &str,
     container: &str,
 ) -> Result<()> {
-    let line = format!("exec -n {namespace} {pod} -c {container} -- /bin/touch /tmp/ready");
-    cluster.kubectl(&line).await.map(drop)
+    let done = exec(cluster, namespace, pod, container, "touch /tmp/ready").await?;
+    ensure!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    Ok(())
 }
 
 /// The CPU cgroup of a pod's container.

@@ -16,6 +16,7 @@ use kube::{
     api::PostParams,
     runtime::{WatchStreamExt as _, watcher},
 };
+use load::{Figures, microseconds};
 use serde_json::{Value, json};
 use tokio::time::sleep_until;
 use tokio_util::task::AbortOnDropHandle;
@@ -152,6 +153,20 @@ pub async fn create_at(
         results.push(creation.await.expect("a creation does not panic"));
     }
     results
+}
+
+/// Times as [`Figures`] have them: in microseconds.
+#[must_use]
+pub fn figures(times: &[Duration]) -> Figures {
+    let times = times.iter().map(|took| microseconds(*took)).collect();
+    Figures::new(times, 0.0)
+}
+
+/// `p50 / p99 / max ms` of these times.
+#[must_use]
+pub fn milliseconds(times: &[Duration]) -> String {
+    let Figures { p50, p99, max, .. } = figures(times);
+    format!("{} / {} / {} ms", p50 / 1000, p99 / 1000, max / 1000)
 }
 
 /// What is known of a pod.

@@ -9,9 +9,9 @@ use testbed::{eventually, rest::STRATEGIC};
 use crate::{
     cluster::Cluster,
     objects::{
-        SOON, apply_boosts, boost, cgroup, claim, condition_of, container, cpu, create, get, is,
-        make_ready, namespace, percent, pod, record, remove_namespace, runs, size, until,
-        until_finished, until_limit, writes,
+        SOON, apply_boosts, boost, cgroup, claim, condition_of, container, cpu, create,
+        create_boosted, deployment, exec, get, is, make_ready, namespace, percent, pod, record,
+        remove_namespace, runs, size, until, until_finished, until_limit, writes,
     },
     scenarios::install::settled,
 };
@@ -109,15 +109,8 @@ async fn boosted(
     resources: &Value,
     boosted: &str,
 ) -> Result<Value> {
-    create(
-        cluster,
-        &pod(NS, name, app, &[container("app", resources, "")]),
-    )
-    .await?;
-    let pod = until(cluster, NS, name, "runs boosted", |pod| {
-        runs(pod) && claim(pod) == Some(app)
-    })
-    .await?;
+    let wanted = pod(NS, name, app, &[container("app", resources, "")]);
+    let pod = create_boosted(cluster, &wanted).await?;
     ensure!(size(&pod, "app") == boosted, "it has {}", size(&pod, "app"));
     Ok(pod)
 }
@@ -269,26 +262,10 @@ async fn d35(cluster: &Cluster) -> Result<()> {
         one["startupProbe"] = json!({"exec": {"command": ["/bin/test", "-e", format!("/tmp/{name}")]}, "periodSeconds": 1, "failureThreshold": 300});
         one
     };
-    create(
-        cluster,
-        &pod(
-            NS,
-            "d35",
-            "both",
-            &[with_startup("app"), with_startup("side")],
-        ),
-    )
-    .await?;
-    until(cluster, NS, "d35", "runs boosted", |pod| {
-        runs(pod) && claim(pod).is_some()
-    })
-    .await?;
+    let containers = [with_startup("app"), with_startup("side")];
+    create_boosted(cluster, &pod(NS, "d35", "both", &containers)).await?;
     let start = |name: &'static str| async move {
-        cluster
-            .kubectl(&format!(
-                "exec -n {NS} d35 -c {name} -- /bin/touch /tmp/{name}"
-            ))
-            .await
+        exec(cluster, NS, "d35", name, &format!("touch /tmp/{name}")).await
     };
     start("app").await?;
     let pod = until(cluster, NS, "d35", "has taken app back", |pod| {
@@ -324,25 +301,16 @@ async fn d36(cluster: &Cluster) -> Result<()> {
 
 /// A resize is no disruption: a budget that lets no pod go does not keep it.
 async fn d37(cluster: &Cluster) -> Result<()> {
-    let template = pod(
-        NS,
-        "",
-        "app",
-        &[container("app", &cpu("100m", "200m"), "touch /tmp/ready")],
-    );
+    let app = container("app", &cpu("100m", "200m"), "touch /tmp/ready");
+    let mut template = pod(NS, "d37", "app", &[app]);
     let labels = json!({"app": "app", "case": "d37"});
+    template["metadata"]["labels"] = labels.clone();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [
         {
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "d37", "namespace": NS},
             "spec": {"minAvailable": 1, "selector": {"matchLabels": {"case": "d37"}}},
         },
-        {
-            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d37", "namespace": NS},
-            "spec": {
-                "replicas": 1, "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
-            },
-        },
+        deployment(1, &labels, &template),
     ]});
     cluster.plane.apply(&list.to_string()).await?;
     eventually("the Deployment's pod is finished", SOON, || async {
@@ -406,11 +374,7 @@ async fn d39(cluster: &Cluster) -> Result<()> {
 
 /// Ends the container's first process from inside, and waits until the next one runs.
 async fn crash(cluster: &Cluster, name: &str) -> Result<Value> {
-    cluster
-        .kubectl_any(&format!(
-            "exec -n {NS} {name} -c app -- /bin/sh -c kill$IFS-TERM$IFS-1"
-        ))
-        .await?;
+    exec(cluster, NS, name, "app", "kill -TERM 1").await?;
     let restarted = |pod: &Value| {
         runs(pod) && pod["status"]["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
     };
@@ -419,7 +383,7 @@ async fn crash(cluster: &Cluster, name: &str) -> Result<Value> {
 
 /// A tenant's own resize that has to wait keeps ours waiting too: one pod is resized as a whole.
 async fn e17(cluster: &Cluster) -> Result<()> {
-    let pod = boosted(cluster, "e17", "app", &cpu("100m", "200m"), "150m/300m").await?;
+    let boosted = boosted(cluster, "e17", "app", &cpu("100m", "200m"), "150m/300m").await?;
     // More memory than is free, and less than the node has.
     let node = cluster
         .rest()
@@ -431,7 +395,7 @@ async fn e17(cluster: &Cluster) -> Result<()> {
         .unwrap_or_default()
         .trim_end_matches("Ki")
         .parse::<u64>()?;
-    let mut filler = crate::objects::pod(
+    let mut filler = pod(
         NS,
         "filler",
         "filler",
@@ -439,16 +403,12 @@ async fn e17(cluster: &Cluster) -> Result<()> {
     );
     filler["spec"]["containers"][0]["resources"]["requests"]["memory"] =
         format!("{}Ki", memory * 6 / 10).into();
-    filler["spec"]["nodeName"] = pod["spec"]["nodeName"].clone();
+    filler["spec"]["nodeName"] = boosted["spec"]["nodeName"].clone();
     create(cluster, &filler).await?;
     until(cluster, NS, "filler", "runs", runs).await?;
     let more = format!("{}Ki", memory * 7 / 10);
     resize(cluster, "e17", &json!({"requests": {"memory": more}})).await?;
-    let deferred = |pod: &Value| {
-        condition_of(pod, "PodResizePending")
-            .is_some_and(|condition| condition["reason"] == "Deferred")
-    };
-    until(cluster, NS, "e17", "is Deferred", deferred).await?;
+    until_resize(cluster, "e17", "PodResizePending", "Deferred").await?;
     make_ready(cluster, NS, "e17", "app").await?;
     let pod = until(cluster, NS, "e17", "is told to be stuck", |pod| {
         size(pod, "app") == "100m/200m"
@@ -465,10 +425,7 @@ async fn e17(cluster: &Cluster) -> Result<()> {
         "{}",
         pod["status"]
     );
-    cluster
-        .kubectl(&format!("delete pod -n {NS} e17"))
-        .await
-        .map(drop)
+    Ok(())
 }
 
 /// A Guaranteed pod on a node with a static CPU manager can't be resized, now or ever.
@@ -478,17 +435,9 @@ async fn e18(cluster: &mut Cluster) -> Result<()> {
     }
     let mut wanted = pod(NS, "e18", "more", &[container("app", &guaranteed(), "")]);
     wanted["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "node-2"});
-    create(cluster, &wanted).await?;
-    until(cluster, NS, "e18", "runs boosted", |pod| {
-        runs(pod) && claim(pod).is_some()
-    })
-    .await?;
+    create_boosted(cluster, &wanted).await?;
     make_ready(cluster, NS, "e18", "app").await?;
-    let infeasible = |pod: &Value| {
-        condition_of(pod, "PodResizePending")
-            .is_some_and(|condition| condition["reason"] == "Infeasible")
-    };
-    until(cluster, NS, "e18", "is Infeasible", infeasible).await?;
+    until_resize(cluster, "e18", "PodResizePending", "Infeasible").await?;
     event(cluster, "e18", "Infeasible").await?;
     let before = writes(cluster, NS, "e18")?.len();
     // No hot loop: what is permanent is tried about once a minute.
@@ -497,10 +446,7 @@ async fn e18(cluster: &mut Cluster) -> Result<()> {
     ensure!(runs(&pod) && claim(&pod).is_some(), "{pod}");
     let writes = writes(cluster, NS, "e18")?.len();
     ensure!(writes <= before + 1, "{writes} writes");
-    cluster
-        .kubectl(&format!("delete pod -n {NS} e18"))
-        .await
-        .map(drop)
+    Ok(())
 }
 
 /// The kubelet takes a resize and fails at it: less memory than the container uses. Ours waits, with its text in the Event.
@@ -509,31 +455,17 @@ async fn e19(cluster: &Cluster) -> Result<()> {
     resources["requests"]["memory"] = "64Mi".into();
     resources["limits"]["memory"] = "64Mi".into();
     let script = "dd if=/dev/zero of=/dev/shm/fill bs=1048576 count=30 2>/dev/null";
-    create(
-        cluster,
-        &pod(NS, "e19", "app", &[container("app", &resources, script)]),
-    )
-    .await?;
-    until(cluster, NS, "e19", "runs boosted", |pod| {
-        runs(pod) && claim(pod).is_some()
-    })
-    .await?;
+    let app = container("app", &resources, script);
+    create_boosted(cluster, &pod(NS, "e19", "app", &[app])).await?;
     eventually("the memory is used", SOON, || async {
-        let said = cluster
-            .kubectl(&format!(
-                "exec -n {NS} e19 -c app -- /bin/sh -c test$IFS-s$IFS/dev/shm/fill"
-            ))
-            .await;
-        said.map(drop)
+        let used = exec(cluster, NS, "e19", "app", "test -s /dev/shm/fill").await?;
+        ensure!(used.status.success(), "{used:?}");
+        Ok(())
     })
     .await?;
     let less = json!({"requests": {"memory": "8Mi"}, "limits": {"memory": "8Mi"}});
     resize(cluster, "e19", &less).await?;
-    let fails = |pod: &Value| {
-        condition_of(pod, "PodResizeInProgress")
-            .is_some_and(|condition| condition["reason"] == "Error")
-    };
-    until(cluster, NS, "e19", "fails to be resized", fails).await?;
+    until_resize(cluster, "e19", "PodResizeInProgress", "Error").await?;
     make_ready(cluster, NS, "e19", "app").await?;
     event(cluster, "e19", "Error").await?;
     let pod = get(cluster, NS, "e19").await?;
@@ -563,6 +495,14 @@ async fn resize(cluster: &Cluster, name: &str, resources: &Value) -> Result<()> 
         .await?
         .accepted()
         .map(drop)
+}
+
+/// Waits until the kubelet says this of a pod's resize.
+async fn until_resize(cluster: &Cluster, name: &str, condition: &str, reason: &str) -> Result<()> {
+    let says = |pod: &Value| {
+        condition_of(pod, condition).is_some_and(|condition| condition["reason"] == reason)
+    };
+    until(cluster, NS, name, reason, says).await.map(drop)
 }
 
 /// Waits for a Warning about a pod that names the reason.

@@ -7,15 +7,18 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use testbed::{cluster::manifests, eventually};
+use testbed::{
+    cluster::{SYSTEM_NAMESPACE, manifests},
+    eventually,
+};
 
 use crate::{
     cluster::Cluster,
     images,
     load::Load,
     objects::{
-        SOON, apply_boosts, boost, claim, container, cpu, create, get, namespace, percent, pod,
-        remove_namespace, until,
+        KEY, SOON, apply_boosts, boost, container, cpu, create_boosted, namespace, percent, pod,
+        remove_namespace,
     },
 };
 
@@ -51,7 +54,7 @@ pub(crate) async fn upgrade(cluster: &mut Cluster) -> Result<Vec<String>> {
     let previous = previous();
     apply(cluster, &previous).await?;
     rolled_out(cluster).await?;
-    let load = Load::start(cluster, 15, 100).await?;
+    let load = Load::start(cluster, 100).await?;
     apply(cluster, &manifests()).await?;
     rolled_out(cluster).await?;
     apply(cluster, &previous).await?;
@@ -71,35 +74,9 @@ pub(crate) async fn uninstall(cluster: &mut Cluster) -> Result<Vec<String>> {
         &[boost("leaving", "app", &json!([percent("app", 100)]))],
     )
     .await?;
-    create(
-        cluster,
-        &pod(
-            "leaving",
-            "boosted",
-            "app",
-            &[container("app", &cpu("50m", "100m"), "")],
-        ),
-    )
-    .await?;
-    until(cluster, "leaving", "boosted", "runs boosted", |pod| {
-        crate::objects::runs(pod) && claim(pod).is_some()
-    })
-    .await?;
-    cluster
-        .kubectl("delete mutatingwebhookconfiguration headstart")
-        .await?;
-    let revert = headstart(cluster, &["revert", "--all"]).await?;
-    ensure!(
-        revert.status.success(),
-        "revert --all: {}",
-        String::from_utf8_lossy(&revert.stderr)
-    );
-    let pod = get(cluster, "leaving", "boosted").await?;
-    ensure!(
-        claim(&pod).is_none(),
-        "it is still boosted: {}",
-        pod["metadata"]
-    );
+    let app = container("app", &cpu("50m", "100m"), "");
+    create_boosted(cluster, &pod("leaving", "boosted", "app", &[app])).await?;
+    end_all(cluster).await?;
     cluster
         .kubectl(&format!(
             "delete -k {} --ignore-not-found --timeout=120s",
@@ -120,6 +97,24 @@ pub(crate) async fn uninstall(cluster: &mut Cluster) -> Result<Vec<String>> {
     ])
 }
 
+/// Stops new boosts, and ends those in force.
+pub(crate) async fn end_all(cluster: &Cluster) -> Result<()> {
+    cluster
+        .kubectl("delete mutatingwebhookconfiguration headstart")
+        .await?;
+    let output = headstart(cluster, &["revert", "--all"]).await?;
+    ensure!(
+        output.status.success(),
+        "revert --all: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let left = cluster
+        .kubectl(&format!("get pods -A -l {KEY} -o name"))
+        .await?;
+    ensure!(left.trim().is_empty(), "still boosted: {left}");
+    Ok(())
+}
+
 /// Applies a kustomization.
 pub(crate) async fn apply(cluster: &Cluster, kustomization: &std::path::Path) -> Result<()> {
     cluster
@@ -128,7 +123,7 @@ pub(crate) async fn apply(cluster: &Cluster, kustomization: &std::path::Path) ->
         .map(drop)
 }
 
-/// Waits until all replicas are Ready, and no old one is left.
+/// Waits until all new replicas are Ready; old ones may still be on their way out.
 pub(crate) async fn rolled_out(cluster: &Cluster) -> Result<()> {
     cluster
         .kubectl("rollout status -n headstart-system deployment/headstart --timeout=180s")
@@ -140,9 +135,7 @@ pub(crate) async fn rolled_out(cluster: &Cluster) -> Result<()> {
 pub(crate) async fn settled(cluster: &Cluster) -> Result<()> {
     rolled_out(cluster).await?;
     eventually("no old replica is left", SOON, || async {
-        let path = "/api/v1/namespaces/headstart-system/pods";
-        let list = cluster.rest().get(path).await?.accepted()?;
-        let pods = list["items"].as_array().map_or(0, Vec::len);
+        let pods = pods(cluster).await?.len();
         ensure!(pods == replicas(cluster).await?.len(), "{pods} pods");
         Ok(())
     })
@@ -151,16 +144,16 @@ pub(crate) async fn settled(cluster: &Cluster) -> Result<()> {
 
 /// The operator's pods that are not about to go.
 pub(crate) async fn replicas(cluster: &Cluster) -> Result<Vec<Value>> {
-    let list = cluster
-        .rest()
-        .get("/api/v1/namespaces/headstart-system/pods")
-        .await?
-        .accepted()?;
-    let pods = list["items"].as_array().cloned().unwrap_or_default();
-    Ok(pods
-        .into_iter()
-        .filter(|pod| pod["metadata"]["deletionTimestamp"].is_null())
-        .collect())
+    let mut pods = pods(cluster).await?;
+    pods.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(pods)
+}
+
+/// All of the operator's pods.
+async fn pods(cluster: &Cluster) -> Result<Vec<Value>> {
+    let path = testbed::rest::pods(SYSTEM_NAMESPACE);
+    let list = cluster.rest().get(&path).await?.accepted()?;
+    Ok(list["items"].as_array().cloned().unwrap_or_default())
 }
 
 /// A webhook without the right CA fails open: pods would go unboosted, and nobody would be told.

@@ -12,12 +12,9 @@ use crate::{
     scenarios::install::{replicas, rolled_out},
 };
 
-/// Pods a second, as in the table of `docs/benchmarks.md`.
-const RATE: u32 = 15;
-
 /// Three rolling restarts one after the other, through the real Service.
 pub(crate) async fn restarts(cluster: &mut Cluster) -> Result<Vec<String>> {
-    let load = Load::start(cluster, RATE, 120).await?;
+    let load = Load::start(cluster, 120).await?;
     let mut took = Vec::new();
     for _ in 0..3 {
         let began = Instant::now();
@@ -43,7 +40,7 @@ pub(crate) async fn drain(cluster: &mut Cluster) -> Result<Vec<String>> {
     }
     let mut lines = Vec::new();
 
-    let load = Load::start(cluster, RATE, 45).await?;
+    let load = Load::start(cluster, 45).await?;
     let took = drain_node(cluster, "node-1").await?;
     rolled_out(cluster).await?;
     let seen = load.end(cluster).await?;
@@ -64,7 +61,7 @@ pub(crate) async fn drain(cluster: &mut Cluster) -> Result<Vec<String>> {
     cluster
         .kubectl("wait pod -n headstart-system --all --for=condition=Ready --timeout=90s")
         .await?;
-    let load = Load::start(cluster, RATE, 45).await?;
+    let load = Load::start(cluster, 45).await?;
     let node = replicas(cluster).await?[0]["spec"]["nodeName"]
         .as_str()
         .unwrap_or_default()
@@ -72,7 +69,7 @@ pub(crate) async fn drain(cluster: &mut Cluster) -> Result<Vec<String>> {
     let took = drain_node(cluster, &node).await?;
     rolled_out(cluster).await?;
     let seen = load.end(cluster).await?;
-    // The disruption budget lets the only replica go, or the drain would never end: meanwhile pods start unboosted.
+    // The disruption budget lets the only replica go, or the drain would never end: pods may start unboosted until the next is Ready.
     seen.nothing_is_refused()?;
     lines.push(format!("one replica, drained in {took} s: {seen}"));
     cluster.kubectl(&format!("uncordon {node}")).await?;
@@ -82,7 +79,7 @@ pub(crate) async fn drain(cluster: &mut Cluster) -> Result<Vec<String>> {
     rolled_out(cluster).await?;
 
     cluster.kubectl("cordon node-2").await?;
-    let load = Load::start(cluster, RATE, 45).await?;
+    let load = Load::start(cluster, 45).await?;
     let began = Instant::now();
     cluster
         .kubectl("rollout restart -n headstart-system deployment/headstart")

@@ -9,8 +9,8 @@ use testbed::eventually;
 use crate::{
     cluster::Cluster,
     objects::{
-        SOON, apply_boosts, boost, cgroup, claim, container, cpu, create, get, is, make_ready,
-        namespace, percent, record, remove_namespace, runs, size, until_finished, until_limit,
+        SOON, apply_boosts, boost, cgroup, claim, container, cpu, deployment, get, is, make_ready,
+        namespace, percent, pod, record, remove_namespace, runs, size, until_finished, until_limit,
     },
 };
 
@@ -22,15 +22,13 @@ const REPLICAS: usize = 10;
 pub(crate) async fn start(cluster: &mut Cluster) -> Result<Vec<String>> {
     namespace(cluster, NS).await?;
     apply_boosts(cluster, &[boost(NS, "app", &json!([percent("app", 200)]))]).await?;
-    let template = crate::objects::pod(NS, "", "app", &[container("app", &cpu("20m", "200m"), "")]);
-    let deployment = json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "app", "namespace": NS},
-        "spec": {
-            "replicas": REPLICAS, "selector": {"matchLabels": {"app": "app"}},
-            "template": {"metadata": {"labels": {"app": "app"}}, "spec": template["spec"]},
-        },
-    });
-    create(cluster, &deployment).await?;
+    let app = container("app", &cpu("20m", "200m"), "");
+    let deployment = deployment(
+        REPLICAS,
+        &json!({"app": "app"}),
+        &pod(NS, "app", "app", &[app]),
+    );
+    cluster.plane.apply(&deployment.to_string()).await?;
     let names = eventually("all replicas run", SOON, || async {
         let list = cluster
             .rest()

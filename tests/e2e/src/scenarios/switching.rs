@@ -11,11 +11,11 @@ use crate::{
     cluster::Cluster,
     images::WORKLOAD,
     objects::{
-        KEY, SOON, apply_boosts, boost, cgroup, claim, container, cpu, create, get, make_ready,
-        namespace, percent, pod, record, remove_namespace, runs, size, until, until_finished,
-        until_limit,
+        KEY, SOON, apply_boosts, boost, cgroup, container, cpu, create, create_boosted, get,
+        make_ready, namespace, percent, pod, record, remove_namespace, runs, size, until,
+        until_finished, until_limit,
     },
-    scenarios::install::{apply, headstart, rolled_out},
+    scenarios::install::{apply, end_all, headstart, replicas, rolled_out},
 };
 
 const NS: &str = "moving";
@@ -57,7 +57,7 @@ pub(crate) async fn switching(cluster: &mut Cluster) -> Result<Vec<String>> {
     rolled_out(cluster).await?;
     let names: Vec<&str> = LEFT.iter().map(|(_, name)| *name).collect();
     fit(cluster, false, &names).await?;
-    told_by_run(cluster, 1).await?;
+    told_by_run(cluster).await?;
     let another = boost(NS, "another", &json!([percent("app", 50)])).to_string();
     let refused = cluster.plane.apply(&another).await;
     ensure!(
@@ -173,17 +173,14 @@ async fn fit(cluster: &Cluster, fit: bool, names: &[&str]) -> Result<()> {
 }
 
 /// What the replicas say by themselves.
-async fn told_by_run(cluster: &Cluster, value: u8) -> Result<()> {
+async fn told_by_run(cluster: &Cluster) -> Result<()> {
     eventually("a replica's log and metric tell of it", SOON, || async {
         let logs = cluster
             .kubectl("logs -n headstart-system -l app.kubernetes.io/name=headstart --tail=200")
             .await?;
         ensure!(LEFT.iter().all(|(_, name)| logs.contains(name)), "{logs}");
-        let pods = crate::scenarios::install::replicas(cluster).await?;
-        let pod = pods[0]["metadata"]["name"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
+        let pods = replicas(cluster).await?;
+        let pod = pods[0]["metadata"]["name"].as_str().unwrap_or_default();
         let path =
             format!("get --raw /api/v1/namespaces/headstart-system/pods/{pod}:8080/proxy/metrics");
         let metrics = cluster.kubectl(&path).await?;
@@ -191,9 +188,9 @@ async fn told_by_run(cluster: &Cluster, value: u8) -> Result<()> {
             .lines()
             .filter(|line| line.starts_with("headstart_upstream_leftovers{"));
         let values: Vec<_> = series
-            .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
+            .map(|line| line.rsplit(' ').next().unwrap_or_default())
             .collect();
-        ensure!(values == [&*value.to_string(); 3], "{values:?}");
+        ensure!(values == ["1"; 3], "{values:?}");
         Ok(())
     })
     .await
@@ -202,33 +199,9 @@ async fn told_by_run(cluster: &Cluster, value: u8) -> Result<()> {
 /// Before upstream comes again: stop, end all, remove. Upstream 0.20 and 0.21 would read what is in force too (case F11).
 async fn back(cluster: &Cluster) -> Result<()> {
     apply_boosts(cluster, &[boost(NS, "app", &json!([percent("app", 50)]))]).await?;
-    create(
-        cluster,
-        &pod(
-            NS,
-            "back",
-            "app",
-            &[container("app", &cpu("25m", "50m"), "")],
-        ),
-    )
-    .await?;
-    until(cluster, NS, "back", "runs boosted", |pod| {
-        runs(pod) && claim(pod).is_some()
-    })
-    .await?;
-    cluster
-        .kubectl("delete mutatingwebhookconfiguration headstart")
-        .await?;
-    let output = headstart(cluster, &["revert", "--all"]).await?;
-    ensure!(
-        output.status.success(),
-        "revert --all: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let left = cluster
-        .kubectl(&format!("get pods -A -l {KEY} -o name"))
-        .await?;
-    ensure!(left.trim().is_empty(), "still boosted: {left}");
+    let app = container("app", &cpu("25m", "50m"), "");
+    create_boosted(cluster, &pod(NS, "back", "app", &[app])).await?;
+    end_all(cluster).await?;
     ensure!(
         record(&get(cluster, NS, "back").await?)["endedBy"] == "Manual",
         "it ended otherwise"

@@ -2,7 +2,7 @@
 //!
 //! What single requests may do is proved in `tests/security.rs`, without controllers.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use testbed::{
     Rest, eventually,
@@ -12,8 +12,8 @@ use testbed::{
 use crate::{
     cluster::Cluster,
     objects::{
-        KEY, SOON, apply_boosts, boost, claim, container, cpu, create, get, make_ready, namespace,
-        percent, pod, remove_namespace, runs, size, until, until_finished,
+        KEY, SOON, apply_boosts, boost, claim, container, cpu, create_boosted, deployment, get, is,
+        make_ready, namespace, percent, pod, remove_namespace, size, until_finished,
     },
 };
 
@@ -27,7 +27,7 @@ pub(crate) async fn tenant(cluster: &mut Cluster) -> Result<Vec<String>> {
         ))
         .await?;
     let tenant = Rest::new(cluster.plane.client_for("tenant", &[]).await?, SOON);
-    boosts_are_the_tenants(cluster, &tenant).await?;
+    boosts_are_the_tenants(&tenant).await?;
     apply_boosts(cluster, &[boost(NS, "app", &json!([percent("app", 100)]))]).await?;
     let refused = records_are_not(cluster, &tenant).await?;
     a_template_lies_in_vain(cluster).await?;
@@ -42,7 +42,7 @@ pub(crate) async fn tenant(cluster: &mut Cluster) -> Result<Vec<String>> {
 }
 
 /// By the role that the manifests bring, which the controllers have made a part of `edit`.
-async fn boosts_are_the_tenants(cluster: &Cluster, tenant: &Rest) -> Result<()> {
+async fn boosts_are_the_tenants(tenant: &Rest) -> Result<()> {
     let path = format!("/apis/autoscaling.x-k8s.io/v1alpha1/namespaces/{NS}/startupcpuboosts");
     let mine = boost(NS, "mine", &json!([percent("app", 10)]));
     eventually("the tenant may make boosts", SOON, || async {
@@ -65,27 +65,13 @@ async fn boosts_are_the_tenants(cluster: &Cluster, tenant: &Rest) -> Result<()> 
         "a boost of the cluster: {}",
         answer.code
     );
-    let _ = cluster;
     Ok(())
 }
 
 /// Each attempt at the record or the claim is refused; everything else of the pod is still the tenant's.
 async fn records_are_not(cluster: &Cluster, tenant: &Rest) -> Result<usize> {
-    create(
-        cluster,
-        &pod(
-            NS,
-            "victim",
-            "app",
-            &[container("app", &cpu("50m", "100m"), "")],
-        ),
-    )
-    .await?;
-    until(cluster, NS, "victim", "runs boosted", |pod| {
-        runs(pod) && claim(pod) == Some("app")
-    })
-    .await?;
-    let before = get(cluster, NS, "victim").await?;
+    let app = container("app", &cpu("50m", "100m"), "");
+    let before = create_boosted(cluster, &pod(NS, "victim", "app", &[app])).await?;
     let path = format!("{}/victim", pods(NS));
     let attempts = [
         json!({"metadata": {"annotations": {KEY: null}}}),
@@ -131,29 +117,18 @@ async fn records_are_not(cluster: &Cluster, tenant: &Rest) -> Result<usize> {
 /// A Deployment whose template carries an Active record with originals of its own liking.
 async fn a_template_lies_in_vain(cluster: &Cluster) -> Result<()> {
     let record = r#"{"state":"Active","timestamp":"2026-01-01T00:00:00Z","initCPURequests":{"app":"4"},"initCPULimits":{"app":"8"},"boostedCPURequests":{"app":"30m"},"boostedCPULimits":{"app":"60m"},"boost":"app","end":{"deadlineSeconds":2592000}}"#;
-    let template = pod(
-        NS,
-        "",
-        "liar",
-        &[container("app", &cpu("30m", "60m"), "touch /tmp/ready")],
-    );
-    let deployment = json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "liar", "namespace": NS},
-        "spec": {
-            "replicas": 1, "selector": {"matchLabels": {"app": "liar"}},
-            "template": {"metadata": {"labels": {"app": "liar", KEY: "app"}, "annotations": {KEY: record}}, "spec": template["spec"]},
-        },
-    });
-    create(cluster, &deployment).await?;
+    let app = container("app", &cpu("30m", "60m"), "touch /tmp/ready");
+    let mut liar = pod(NS, "liar", "liar", &[app]);
+    liar["metadata"]["labels"][KEY] = "app".into();
+    liar["metadata"]["annotations"] = json!({KEY: record});
+    let deployment = deployment(1, &json!({"app": "liar"}), &liar);
+    cluster.plane.apply(&deployment.to_string()).await?;
     let is_liar = |pod: &Value| pod["metadata"]["labels"]["app"] == "liar";
     eventually("the liar's pod is as it asked", SOON, || async {
         let list = cluster.rest().get(&pods(NS)).await?.accepted()?;
         let all = list["items"].as_array().cloned().unwrap_or_default();
-        let pod = all
-            .into_iter()
-            .find(|pod| is_liar(pod))
-            .ok_or_else(|| anyhow::anyhow!("there is none"))?;
-        ensure!(crate::objects::is(&pod, "Ready"), "it is not Ready");
+        let pod = all.into_iter().find(is_liar).context("there is none")?;
+        ensure!(is(&pod, "Ready"), "it is not Ready");
         ensure!(
             size(&pod, "app") == "30m/60m",
             "it has {}",

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use load::{Figures, microseconds};
 use testbed::{
     Behaviour, Cluster,
-    lives::{self, Lives},
+    lives::{self, Lives, milliseconds},
 };
 
 use crate::{effort::Effort, release_binary};
@@ -61,10 +60,4 @@ pub(crate) async fn storm(rate: u32, seconds: u32) -> Result<()> {
         println!("\n{error:#}");
     }
     Ok(())
-}
-
-fn milliseconds(durations: &[Duration]) -> String {
-    let times = durations.iter().map(|took| microseconds(*took)).collect();
-    let Figures { p50, p99, max, .. } = Figures::new(times, 0.0);
-    format!("{} / {} / {} ms", p50 / 1000, p99 / 1000, max / 1000)
 }
