@@ -372,9 +372,9 @@ async fn d39(cluster: &Cluster) -> Result<()> {
     ends(cluster, "d39", "100m/200m", Some(200)).await.map(drop)
 }
 
-/// Ends the container's first process from inside, and waits until the next one runs.
+/// Ends what the container's first process waits for, and with it the container; waits until the next one runs.
 async fn crash(cluster: &Cluster, name: &str) -> Result<Value> {
-    exec(cluster, NS, name, "app", "kill -TERM 1").await?;
+    exec(cluster, NS, name, "app", "kill -TERM -1").await?;
     let restarted = |pod: &Value| {
         runs(pod) && pod["status"]["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
     };
