@@ -374,6 +374,7 @@ async fn d39(cluster: &Cluster) -> Result<()> {
 
 /// Ends what the container's first process waits for, and with it the container; waits until the next one runs.
 async fn crash(cluster: &Cluster, name: &str) -> Result<Value> {
+    // Not the first process itself: from inside, the kernel keeps signals that it has no handler for from it.
     exec(cluster, NS, name, "app", "kill -TERM -1").await?;
     let restarted = |pod: &Value| {
         runs(pod) && pod["status"]["containerStatuses"][0]["restartCount"].as_u64() >= Some(1)
