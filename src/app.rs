@@ -155,15 +155,9 @@ fn start(
 
     keep_surroundings(&watching, &snapshots, tasks);
 
-    let params = certs::Params {
-        namespace: args.namespace.clone(),
-        secret: args.certificate_secret.clone(),
-        webhook: args.webhook_configuration.clone(),
-        names: args.names(),
-    };
     let certs = Arc::new(Certs::new(
-        watching.clone(),
-        params,
+        certificates(args, &watching),
+        args.names(),
         clock.clone(),
         Arc::clone(&metrics),
     ));
@@ -244,6 +238,20 @@ fn start(
         Ok(())
     });
     Ok(released)
+}
+
+/// Where the webhook's certificates come from.
+fn certificates(args: &RunArgs, client: &Client) -> certs::Source {
+    if let Some(directory) = &args.certificate_directory {
+        return certs::Source::Directory(directory.clone());
+    }
+    let params = certs::Params {
+        namespace: args.namespace.clone(),
+        secret: args.certificate_secret.clone(),
+        webhook: args.webhook_configuration.clone(),
+        lifetimes: args.lifetimes(),
+    };
+    certs::Source::Secret(client.clone(), params)
 }
 
 fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {

@@ -1,6 +1,9 @@
 //! The command line.
 
-use clap::{Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand, error::ContextKind};
+use clap::{
+    Arg, Command, CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ErrorKind},
+};
 
 use crate::{check::CheckArgs, config::RunArgs, explain::ExplainArgs, revert::RevertArgs};
 
@@ -35,7 +38,14 @@ pub fn parse() -> Cli {
     let read = command
         .clone()
         .try_get_matches()
-        .and_then(|matches| Cli::from_arg_matches(&matches));
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .and_then(|cli| match &cli.verb {
+            Verb::Run(args) => match args.contradiction() {
+                Some(text) => Err(command.clone().error(ErrorKind::ArgumentConflict, text)),
+                None => Ok(cli),
+            },
+            _ => Ok(cli),
+        });
     read.unwrap_or_else(|error| {
         let variable = variable_of(&command, &error);
         // Help and versions are "errors" too; they exit with 0.

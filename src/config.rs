@@ -5,9 +5,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use chrono::TimeDelta;
 use clap::{Args, ValueEnum};
 
-use crate::domain::{admission::Settings, end::EndSettings, quantity::MilliCpu};
+use crate::{
+    certs::Lifetimes,
+    domain::{admission::Settings, end::EndSettings, quantity::MilliCpu},
+};
 
 /// Flags of `headstart run`. Each has an environment variable.
 #[derive(Args, Clone, Debug)]
@@ -69,6 +73,20 @@ pub struct RunArgs {
         value_name = "NAME"
     )]
     pub certificate_names: Vec<String>,
+
+    /// How long a certificate is valid that Headstart makes: 1m to 365d; it is renewed after two thirds of that
+    #[arg(long, env = "CERTIFICATE_LIFETIME", default_value = "90d", value_name = "DURATION", value_parser = certificate_lifetime)]
+    pub certificate_lifetime: Duration,
+
+    /// How long the CA of such certificates is valid, at least twice as long as they are: 2m to 3650d; it is renewed alike
+    #[arg(long, env = "CA_LIFETIME", default_value = "3650d", value_name = "DURATION", value_parser = ca_lifetime)]
+    pub ca_lifetime: Duration,
+
+    /// A folder with tls.crt, tls.key and ca.crt that somebody else renews, such as cert-manager: Headstart then makes no
+    /// certificates, and leaves the webhook configuration alone
+    #[arg(long, env = "CERTIFICATE_DIRECTORY", value_name = "FOLDER",
+          conflicts_with_all = ["certificate_secret", "certificate_lifetime", "ca_lifetime", "webhook_configuration"])]
+    pub certificate_directory: Option<PathBuf>,
 
     /// CAs in PEM form: only callers with a client certificate of theirs are answered; read at the start
     #[arg(long, env = "CLIENT_CA", value_name = "FILE")]
@@ -160,6 +178,29 @@ impl RunArgs {
             self.certificate_names.clone()
         }
     }
+
+    /// How long certificates are valid that we make.
+    #[must_use]
+    pub fn lifetimes(&self) -> Lifetimes {
+        let years = |lifetime| TimeDelta::from_std(lifetime).expect("they are bounded");
+        Lifetimes {
+            leaf: years(self.certificate_lifetime),
+            authority: years(self.ca_lifetime),
+        }
+    }
+
+    /// What is wrong with flags that are right by themselves.
+    #[must_use]
+    pub fn contradiction(&self) -> Option<String> {
+        // A CA is renewed when a third of its life is left. A leaf of it must live on until the new CA is known, though it
+        // ends with its own.
+        (self.ca_lifetime < 2 * self.certificate_lifetime).then(|| {
+            format!(
+                "--ca-lifetime ({:?}) must be at least twice --certificate-lifetime ({:?})",
+                self.ca_lifetime, self.certificate_lifetime
+            )
+        })
+    }
 }
 
 impl AdmissionArgs {
@@ -211,6 +252,14 @@ fn cpu(text: &str) -> Result<MilliCpu, String> {
 
 fn deadline(text: &str) -> Result<Duration, String> {
     duration_from(text, MINUTE, 30 * DAY, "1m to 30d")
+}
+
+fn certificate_lifetime(text: &str) -> Result<Duration, String> {
+    duration_from(text, MINUTE, 365 * DAY, "1m to 365d")
+}
+
+fn ca_lifetime(text: &str) -> Result<Duration, String> {
+    duration_from(text, 2 * MINUTE, 3650 * DAY, "2m to 3650d")
 }
 
 fn unschedulable(text: &str) -> Result<Duration, String> {

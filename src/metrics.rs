@@ -62,8 +62,8 @@ pub struct Metrics {
     /// The namespaces that have a series in `boosts`.
     counted: Mutex<BTreeSet<String>>,
     containers: ContainerMetrics,
-    /// When the served certificate ends, in Unix seconds.
-    pub certificate_not_after: Gauge<f64, AtomicU64>,
+    /// Of the served certificate, on every replica.
+    pub certificate: CertificateMetrics,
     /// What is left of upstream, on every replica.
     upstream_leftovers: Family<KindLabel, Gauge>,
 }
@@ -125,6 +125,14 @@ struct EndLabel {
     by: &'static str,
 }
 
+/// Series of the served certificate, in Unix seconds; 0 until there is one.
+#[derive(Clone, Debug, Default)]
+pub struct CertificateMetrics {
+    not_after: Gauge<f64, AtomicU64>,
+    ca_not_after: Gauge<f64, AtomicU64>,
+    renewal_due: Gauge<f64, AtomicU64>,
+}
+
 /// Series of the webhook.
 #[derive(Clone, Debug)]
 pub struct AdmissionMetrics {
@@ -166,13 +174,9 @@ impl Default for Metrics {
         let ours = registry.sub_registry_with_prefix("headstart");
         let admission = AdmissionMetrics::register(ours);
         let revert = RevertMetrics::register(ours);
-        let (leader, certificate_not_after) = (Gauge::default(), Gauge::default());
+        let certificate = CertificateMetrics::register(ours);
+        let leader = Gauge::default();
         ours.register("leader", "1 while this replica leads", leader.clone());
-        ours.register(
-            "certificate_not_after_seconds",
-            "When the served certificate ends, in Unix seconds",
-            certificate_not_after.clone(),
-        );
         let upstream_leftovers = Family::<KindLabel, Gauge>::default();
         for kind in upstream::Kind::ALL {
             let kind = kind.as_str();
@@ -191,7 +195,7 @@ impl Default for Metrics {
             boosts,
             counted: Mutex::default(),
             containers,
-            certificate_not_after,
+            certificate,
             upstream_leftovers,
         }
     }
@@ -265,6 +269,39 @@ impl Metrics {
         self.leader.set(i64::from(leads));
         if !leads {
             self.count_boosts(std::iter::empty());
+        }
+    }
+}
+
+impl CertificateMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "certificate_not_after_seconds",
+            "When the served certificate ends, in Unix seconds",
+            metrics.not_after.clone(),
+        );
+        registry.register(
+            "certificate_ca_not_after_seconds",
+            "When the CA of the served certificate ends, in Unix seconds",
+            metrics.ca_not_after.clone(),
+        );
+        registry.register(
+            "certificate_renewal_due_seconds",
+            "When the served certificate or its CA should be renewed, in Unix seconds",
+            metrics.renewal_due.clone(),
+        );
+        metrics
+    }
+
+    /// Shows until when a certificate and its CA are valid, and when the first of them should be renewed.
+    pub fn serves(&self, ends: DateTime<Utc>, ca_ends: DateTime<Utc>, due: DateTime<Utc>) {
+        for (gauge, at) in [
+            (&self.not_after, ends),
+            (&self.ca_not_after, ca_ends),
+            (&self.renewal_due, due),
+        ] {
+            gauge.set((at - DateTime::UNIX_EPOCH).as_seconds_f64());
         }
     }
 }

@@ -14,7 +14,7 @@ use common::*;
 use headstart::{
     admission::{Admitter, routes},
     api::StartupCPUBoost,
-    certs::{Bundle, Certs, server_config},
+    certs::{Certs, server_config},
     clock::Clock,
     domain::{
         admission::Settings,
@@ -625,7 +625,7 @@ impl Kept {
     /// Puts another bundle into the Secret, and waits until it is served.
     async fn swap(&self) {
         let before = self.roots();
-        let new = Bundle::issue(&[HOST.to_owned()], Utc::now()).expect("issued");
+        let new = issue(LIFETIMES, Utc::now());
         let values = [
             ("ca.crt", new.ca),
             ("ca.key", new.ca_key),

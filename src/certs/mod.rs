@@ -1,57 +1,36 @@
-//! The webhook's certificates: one Secret with a CA and a leaf, made by whichever replica comes first, served by all.
+//! The webhook's certificates: what is served, and where it comes from.
 //!
-//! The Secret is watched, not mounted (a mounted file lags behind by up to minutes), and each write to it carries its
-//! `resourceVersion`, so that of several replicas one wins and the others take what it made. The CA goes into the webhook
-//! configuration, and back when somebody wipes it.
+//! Either Headstart makes them ([`secret`]): a CA and a leaf in one Secret, rotated in the order of [`rotation`] by whichever
+//! replica comes first, the CA written into the webhook configuration. Or somebody else does, such as cert-manager, and they
+//! are read from [`files`].
 
 mod callers;
+mod files;
 mod pki;
+pub mod rotation;
+mod secret;
 
 use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use arc_swap::ArcSwapOption;
-use k8s_openapi::{
-    ByteString,
-    api::{admissionregistration::v1::MutatingWebhookConfiguration, core::v1::Secret},
-};
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams, PostParams},
-    runtime::watcher::Event,
-};
+use chrono::{DateTime, Utc};
+use kube::Client;
 use rustls::{
     RootCertStore, ServerConfig,
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
-use serde_json::json;
-use tokio::{
-    sync::Notify,
-    time::{Duration, sleep, timeout},
-};
 
 pub use self::{
     callers::CallersError,
-    pki::{Bundle, PkiError, Step, next},
+    pki::{Bundle, Held, Leaf, PkiError},
+    rotation::Lifetimes,
+    secret::Params,
 };
-use crate::{
-    clock::Clock,
-    error::Chain,
-    metrics::Metrics,
-    watch::{Told, forever, named},
-};
-
-/// Keys of the Secret: the names that `kubernetes.io/tls` Secrets have, and the CA's key beside them.
-const SECRET_KEYS: [&str; 4] = ["ca.crt", "ca.key", "tls.crt", "tls.key"];
-/// How often to look without being told, so that a certificate that ends is noticed by the wall clock.
-const CHECK: Duration = Duration::from_secs(60);
-/// How long a write may take.
-const DEADLINE: Duration = Duration::from_secs(5);
-/// After a write that failed.
-const RETRY: Duration = Duration::from_secs(1);
+use crate::{clock::Clock, metrics::Metrics};
 
 /// The certificate that is served. Swapping it counts from the next handshake on; no restart, no broken connection.
 #[derive(Debug, Default)]
@@ -93,62 +72,41 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// Where the certificates are kept, and for which names.
-#[derive(Clone, Debug)]
-pub struct Params {
-    /// Namespace of the Secret.
-    pub namespace: String,
-    /// The Secret. It must exist: the manifests bring it empty, so that no right to create Secrets is needed.
-    pub secret: String,
-    /// The webhook configuration.
-    pub webhook: String,
-    /// DNS names and addresses of the leaf; the first is what we verify by.
-    pub names: Vec<String>,
+/// Where certificates come from.
+pub enum Source {
+    /// Headstart makes them, and keeps them in a Secret.
+    Secret(Client, Params),
+    /// Somebody else renews the files in this folder, as cert-manager does in a Secret that is mounted.
+    Directory(PathBuf),
 }
 
 /// Keeps the certificates.
 pub struct Certs {
-    client: Client,
-    params: Params,
+    source: Source,
+    names: Vec<String>,
     clock: Clock,
     metrics: Arc<Metrics>,
     slot: Arc<CertSlot>,
-    roots: ArcSwapOption<RootCertStore>,
-    seen: Mutex<Seen>,
-    changed: Notify,
+    served: ArcSwapOption<Served>,
 }
 
-/// What the watches have told.
-#[derive(Debug, Default)]
-struct Seen {
-    secret: Option<Secret>,
-    webhook: Option<MutatingWebhookConfiguration>,
-}
-
-/// Why a step was not taken.
-#[derive(Debug, thiserror::Error)]
-enum CertError {
-    #[error(transparent)]
-    Pki(#[from] PkiError),
-    #[error(transparent)]
-    Api(#[from] kube::Error),
-    #[error("no answer within {DEADLINE:?}")]
-    Silence(#[from] tokio::time::error::Elapsed),
+/// What is in the slot, and what it is trusted by.
+struct Served {
+    bundle: Bundle,
+    roots: Arc<RootCertStore>,
 }
 
 impl Certs {
-    /// Certificates for these names.
+    /// Certificates for these DNS names and addresses; the first is what we verify by.
     #[must_use]
-    pub fn new(client: Client, params: Params, clock: Clock, metrics: Arc<Metrics>) -> Self {
+    pub fn new(source: Source, names: Vec<String>, clock: Clock, metrics: Arc<Metrics>) -> Self {
         Self {
-            client,
-            params,
+            source,
+            names,
             clock,
             metrics,
             slot: Arc::default(),
-            roots: ArcSwapOption::empty(),
-            seen: Mutex::default(),
-            changed: Notify::new(),
+            served: ArcSwapOption::empty(),
         }
     }
 
@@ -161,168 +119,41 @@ impl Certs {
     /// The CAs by which the served certificate can be verified.
     #[must_use]
     pub fn roots(&self) -> Option<Arc<RootCertStore>> {
-        self.roots.load_full()
+        let served = self.served.load();
+        served.as_ref().map(|served| Arc::clone(&served.roots))
     }
 
     /// The name by which it can be verified.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.params
-            .names
-            .first()
-            .map(String::as_str)
-            .unwrap_or_default()
+        self.names.first().map(String::as_str).unwrap_or_default()
     }
 
     /// Keeps them, for ever.
     pub async fn keep(&self) {
-        let secrets = Api::<Secret>::namespaced(self.client.clone(), &self.params.namespace);
-        let webhooks = Api::<MutatingWebhookConfiguration>::all(self.client.clone());
-        let secret = forever(secrets, named(&self.params.secret), |told| {
-            self.tell(told, |seen, secret| seen.secret = secret);
-        });
-        let webhook = forever(webhooks, named(&self.params.webhook), |told| {
-            self.tell(told, |seen, webhook| seen.webhook = webhook);
-        });
-        tokio::join!(secret, webhook, self.act());
-    }
-
-    fn tell<K>(&self, told: Told<K>, set: impl FnOnce(&mut Seen, Option<K>)) {
-        let mut seen = self.seen();
-        match told {
-            Told::Event(Event::Apply(object) | Event::InitApply(object)) => {
-                set(&mut seen, Some(object));
-            }
-            Told::Event(Event::Delete(_)) => set(&mut seen, None),
-            Told::Event(Event::Init | Event::InitDone) | Told::Absent => return,
-        }
-        self.changed.notify_one();
-    }
-
-    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
-        // Nobody panics while holding it: fields are only set and cloned.
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn act(&self) {
-        loop {
-            let pause = match self.step().await {
-                Ok(()) => CHECK,
-                // Another replica was quicker; its write is on its way to us.
-                Err(CertError::Api(kube::Error::Api(status))) if status.is_conflict() => RETRY,
-                Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "certificates could not be brought in order; trying again");
-                    RETRY
-                }
-            };
-            tokio::select! {
-                () = self.changed.notified() => {}
-                () = sleep(pause) => {}
-            }
+        match &self.source {
+            Source::Secret(client, params) => secret::keep(self, client, params).await,
+            Source::Directory(directory) => files::keep(self, directory).await,
         }
     }
 
-    /// Takes the next step, if there is one.
-    async fn step(&self) -> Result<(), CertError> {
-        let (secret, webhook) = {
-            let seen = self.seen();
-            (seen.secret.clone(), seen.webhook.clone())
-        };
-        let Some(secret) = secret else {
-            tracing::info!(
-                secret = self.params.secret,
-                "waiting for the certificates' Secret, which the manifests bring"
-            );
-            return Ok(());
-        };
-        let bundle = read(&secret);
-        match next(bundle.as_ref(), &self.params.names, self.clock.now()) {
-            Step::Issue(why) => {
-                tracing::info!(secret = self.params.secret, why, "issuing certificates");
-                self.write(
-                    secret,
-                    &Bundle::issue(&self.params.names, self.clock.now())?,
-                )
-                .await?;
-            }
-            Step::Serve(served) => {
-                self.metrics
-                    .certificate_not_after
-                    .set(served.not_after_seconds);
-                self.slot.0.store(Some(served.key));
-                self.roots.store(Some(served.roots));
-                if let (Some(bundle), Some(webhook)) = (bundle, webhook) {
-                    self.publish(&webhook, &bundle.ca).await?;
-                }
-            }
-        }
-        Ok(())
+    /// Reads a bundle as of now.
+    fn read(&self, bundle: Bundle) -> Held {
+        Held::read(bundle, &self.names, self.clock.now())
     }
 
-    /// Writes the Secret that was read, or fails with a conflict.
-    async fn write(&self, mut secret: Secret, bundle: &Bundle) -> Result<(), CertError> {
-        let values = [&bundle.ca, &bundle.ca_key, &bundle.cert, &bundle.key];
-        let data = secret.data.get_or_insert_default();
-        for (key, value) in SECRET_KEYS.into_iter().zip(values) {
-            data.insert(key.to_owned(), ByteString(value.as_bytes().to_vec()));
+    /// Serves a leaf from now on, and shows when it should be renewed.
+    fn serve(&self, held: &Held, leaf: &Leaf, due: DateTime<Utc>) {
+        let shown = &self.metrics.certificate;
+        shown.serves(leaf.state.dates.ends, leaf.authority_ends, due);
+        let served = self.served.load();
+        if served.as_ref().is_some_and(|it| it.bundle == held.bundle) {
+            return;
         }
-        let api = Api::<Secret>::namespaced(self.client.clone(), &self.params.namespace);
-        let params = PostParams::default();
-        let write = api.replace(&self.params.secret, &params, &secret);
-        let written = timeout(DEADLINE, write).await??;
-        self.seen().secret = Some(written);
-        self.changed.notify_one();
-        Ok(())
+        self.slot.0.store(Some(Arc::clone(&leaf.key)));
+        self.served.store(Some(Arc::new(Served {
+            bundle: held.bundle.clone(),
+            roots: Arc::new(held.roots()),
+        })));
     }
-
-    /// Puts the CA into every webhook of the configuration that lacks it.
-    async fn publish(
-        &self,
-        webhook: &MutatingWebhookConfiguration,
-        ca: &str,
-    ) -> Result<(), CertError> {
-        let ca = ByteString(ca.as_bytes().to_vec());
-        let lacking: Vec<_> = webhook
-            .webhooks
-            .iter()
-            .flatten()
-            .filter(|webhook| webhook.client_config.ca_bundle.as_ref() != Some(&ca))
-            .map(|webhook| json!({"name": webhook.name, "clientConfig": {"caBundle": ca}}))
-            .collect();
-        if lacking.is_empty() {
-            return Ok(());
-        }
-        tracing::info!(
-            webhook = self.params.webhook,
-            "writing the CA into the webhook configuration"
-        );
-        let body = json!({
-            "metadata": {"resourceVersion": webhook.metadata.resource_version},
-            "webhooks": lacking,
-        });
-        let api = Api::<MutatingWebhookConfiguration>::all(self.client.clone());
-        let params = PatchParams {
-            field_manager: Some("headstart".to_owned()),
-            ..PatchParams::default()
-        };
-        // Strategic: merged by the webhooks' names, so nothing else of them is written.
-        let body = Patch::Strategic(body);
-        let write = api.patch(&self.params.webhook, &params, &body);
-        timeout(DEADLINE, write).await??;
-        Ok(())
-    }
-}
-
-fn read(secret: &Secret) -> Option<Bundle> {
-    let data = secret.data.as_ref()?;
-    let [ca, ca_key, cert, key] = SECRET_KEYS.map(|key| {
-        data.get(key)
-            .and_then(|value| String::from_utf8(value.0.clone()).ok())
-    });
-    Some(Bundle {
-        ca: ca?,
-        ca_key: ca_key?,
-        cert: cert?,
-        key: key?,
-    })
 }

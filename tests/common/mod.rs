@@ -5,9 +5,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use chrono::{DateTime, TimeDelta, Utc};
 use headstart::{
     boosts::Boosts,
-    certs::{self, Certs},
+    certs::{self, Bundle, Certs, Lifetimes},
     claims::Claims,
     clock::Clock,
     domain::end::EndSettings,
@@ -435,17 +436,40 @@ pub(crate) fn empty_secret() -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": CERTIFICATES, "namespace": NS}})
 }
 
-/// The certificates as one replica keeps them.
+/// How long certificates live where a test doesn't say: as by default.
+pub(crate) const LIFETIMES: Lifetimes = Lifetimes {
+    leaf: TimeDelta::days(90),
+    authority: TimeDelta::days(3650),
+};
+
+/// A CA and a leaf as Headstart makes them.
+pub(crate) fn issue(lifetimes: Lifetimes, at: DateTime<Utc>) -> Bundle {
+    let bundle = Bundle::default().with_authority(lifetimes, at);
+    bundle
+        .and_then(|bundle| bundle.with_leaf(&[HOST.to_owned()], lifetimes, at))
+        .expect("they can be made")
+}
+
+/// The certificates as one replica keeps them in the Secret.
 pub(crate) fn certificates(server: &MemoryServer, who: &str) -> Arc<Certs> {
+    certificates_for(server, who, LIFETIMES)
+}
+
+/// As [`certificates`], for so long.
+pub(crate) fn certificates_for(
+    server: &MemoryServer,
+    who: &str,
+    lifetimes: Lifetimes,
+) -> Arc<Certs> {
     let params = certs::Params {
         namespace: NS.to_owned(),
         secret: CERTIFICATES.to_owned(),
         webhook: CERTIFICATES.to_owned(),
-        names: vec![HOST.to_owned()],
+        lifetimes,
     };
     Arc::new(Certs::new(
-        server.client(who),
-        params,
+        certs::Source::Secret(server.client(who), params),
+        vec![HOST.to_owned()],
         clock(server),
         Arc::default(),
     ))

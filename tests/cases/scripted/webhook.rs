@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use futures::stream;
 use headstart::{
     admission::{self, Admitter},
-    certs::{self, Certs},
+    certs::{Certs, Source},
     claims::Claims,
     clock::Clock,
     metrics::Metrics,
@@ -21,7 +21,6 @@ use headstart::{
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Bytes, Frame};
-use testbed::memory::MemoryServer;
 use tokio_util::sync::CancellationToken;
 
 use super::review::{self, Body};
@@ -91,17 +90,16 @@ fn reviews(metrics: &str) -> u64 {
 /// A replica whose caches have not been read is not Ready.
 async fn check_not_ready() -> anyhow::Result<()> {
     let (metrics, clock) = (Arc::<Metrics>::default(), Clock::system());
-    let params = certs::Params {
-        namespace: "ns".to_owned(),
-        secret: "headstart".to_owned(),
-        webhook: "headstart".to_owned(),
-        names: vec!["headstart.ns.svc".to_owned()],
-    };
-    let client = MemoryServer::new().client("a");
+    let certs = Certs::new(
+        Source::Directory("/nonexistent".into()),
+        vec!["headstart.ns.svc".to_owned()],
+        clock,
+        Arc::clone(&metrics),
+    );
     let readiness = Readiness {
         snapshots: Arc::default(),
         claims: Arc::<Claims>::default(),
-        certs: Arc::new(Certs::new(client, params, clock, Arc::clone(&metrics))),
+        certs: Arc::new(certs),
         webhook: ([127, 0, 0, 1], 0).into(),
         ending: CancellationToken::new(),
     };
