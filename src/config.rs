@@ -182,10 +182,10 @@ impl RunArgs {
     /// How long certificates are valid that we make.
     #[must_use]
     pub fn lifetimes(&self) -> Lifetimes {
-        let years = |lifetime| TimeDelta::from_std(lifetime).expect("they are bounded");
+        let delta = |lifetime| TimeDelta::from_std(lifetime).expect("they are bounded");
         Lifetimes {
-            leaf: years(self.certificate_lifetime),
-            authority: years(self.ca_lifetime),
+            leaf: delta(self.certificate_lifetime),
+            authority: delta(self.ca_lifetime),
         }
     }
 

@@ -135,6 +135,38 @@ fn values_that_cannot_be_read_stop_the_start_and_are_named() {
 }
 
 #[test]
+fn lifetimes_of_certificates_are_bounded_and_fit_each_other() {
+    for value in ["59s", "366d", "0", "x"] {
+        let words = ["--certificate-lifetime", value, "1m to 365d"];
+        assert_refused(&["--certificate-lifetime", value], &[], &words);
+    }
+    let words = ["CA_LIFETIME", "3651d", "2m to 3650d"];
+    assert_refused(&[], &[("CA_LIFETIME", "3651d")], &words);
+    let words = ["--ca-lifetime", "at least twice --certificate-lifetime"];
+    assert_refused(&["--ca-lifetime", "179d"], &[], &words);
+    assert_taken(&["--ca-lifetime", "180d"], &[]);
+    let short = [("CERTIFICATE_LIFETIME", "90s"), ("CA_LIFETIME", "3m")];
+    assert_taken(&[], &short);
+}
+
+#[test]
+fn certificates_come_from_files_or_are_made() {
+    let files = ["--certificate-directory", "/certificates"];
+    assert_taken(&files, &[]);
+    for (flag, value) in [
+        ("--certificate-secret", "ours"),
+        ("--certificate-lifetime", "90d"),
+        ("--ca-lifetime", "3650d"),
+        ("--webhook-configuration", "headstart"),
+    ] {
+        let args = [&files[..], &[flag, value]].concat();
+        assert_refused(&args, &[], &["--certificate-directory", flag]);
+    }
+    let variable = [("CERTIFICATE_SECRET", "ours")];
+    assert_refused(&files, &variable, &["--certificate-directory"]);
+}
+
+#[test]
 fn the_place_that_a_bad_value_comes_from_is_named() {
     let from_variable = "comes from the environment variable";
     let ran = run(&["run"], &[("REMOVE_LIMITS", "yes")]);

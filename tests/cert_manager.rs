@@ -1,0 +1,160 @@
+//! The component `manifests/cert-manager`, as kubectl builds it: its parts fit each other and the program, and no right is
+//! left that only certificates of our own need.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use clap::{CommandFactory as _, Parser as _};
+use headstart::{
+    cli::{Cli, Verb},
+    config::RunArgs,
+};
+use serde_json::{Value, json};
+use testbed::{binaries::Binaries, cluster::manifests};
+
+/// What kubectl makes of the manifests, with these components of theirs.
+fn build(components: &[&str]) -> Result<Vec<Value>> {
+    let folder = tempfile::tempdir()?;
+    copy(&manifests(), &folder.path().join("manifests"))?;
+    let overlay = json!({"resources": ["manifests"], "components": components});
+    fs::write(
+        folder.path().join("kustomization.yaml"),
+        overlay.to_string(),
+    )?;
+    let mut kubectl = Command::new(Binaries::find()?.kubectl);
+    let built = kubectl.arg("kustomize").arg(folder.path()).output()?;
+    let errors = String::from_utf8_lossy(&built.stderr);
+    ensure!(built.status.success(), "kubectl kustomize: {errors}");
+    Ok(serde_saphyr::from_multiple(&String::from_utf8(
+        built.stdout,
+    )?)?)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
+}
+
+fn with_component() -> Result<Vec<Value>> {
+    build(&["manifests/cert-manager"])
+}
+
+fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
+    let fits = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+    objects
+        .iter()
+        .find(fits)
+        .with_context(|| format!("there is no {kind} {name}"))
+}
+
+/// How the container starts the program: its arguments, and its variables as the flags that they stand for.
+fn run_args(container: &Value) -> Result<RunArgs> {
+    let command = Cli::command();
+    let run = command.find_subcommand("run").context("the verb run")?;
+    let mut words = vec!["headstart".to_owned()];
+    for word in container["args"].as_array().context("arguments")? {
+        words.push(word.as_str().context("a word")?.to_owned());
+    }
+    for variable in container["env"].as_array().context("variables")? {
+        let Some(value) = variable["value"].as_str() else {
+            continue;
+        };
+        let name = variable["name"].as_str().context("a name")?;
+        let mut flags = run.get_arguments();
+        let flag = flags.find(|flag| flag.get_env().is_some_and(|env| env == name));
+        let flag = flag.and_then(|flag| flag.get_long());
+        let flag = flag.with_context(|| format!("{name} is a variable of no flag"))?;
+        words.push(format!("--{flag}={value}"));
+    }
+    match Cli::try_parse_from(words)?.verb {
+        Verb::Run(args) => Ok(*args),
+        verb => anyhow::bail!("it runs {verb:?}"),
+    }
+}
+
+#[test]
+fn the_parts_fit_each_other_and_the_program() -> Result<()> {
+    let objects = with_component()?;
+    let deployment = find(&objects, "Deployment", "headstart")?;
+    let pod = &deployment["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let args = run_args(container)?;
+
+    let directory = args.certificate_directory.as_ref();
+    let directory = directory.and_then(|path| path.to_str()).context("a path")?;
+    let (mount, volume) = (&container["volumeMounts"][0], &pod["volumes"][0]);
+    assert_eq!(mount["mountPath"], directory);
+    assert_eq!(mount["name"], volume["name"]);
+
+    let leaf = find(&objects, "Certificate", "headstart")?;
+    let (namespace, spec) = (&leaf["metadata"]["namespace"], &leaf["spec"]);
+    assert_eq!(volume["secret"]["secretName"], spec["secretName"]);
+    assert_eq!(deployment["metadata"]["namespace"], *namespace);
+    assert_eq!(namespace.as_str(), Some(args.namespace.as_str()));
+    let names = spec["dnsNames"].as_array().context("names")?;
+    assert_eq!(json!(args.names()), json!(names));
+
+    let issuer = spec["issuerRef"]["name"].as_str().context("an issuer")?;
+    let issuer = find(&objects, "Issuer", issuer)?;
+    let authority = find(&objects, "Certificate", "headstart-ca")?;
+    assert_eq!(authority["spec"]["isCA"], true);
+    assert_eq!(
+        issuer["spec"]["ca"]["secretName"],
+        authority["spec"]["secretName"]
+    );
+    let issuer = &authority["spec"]["issuerRef"]["name"];
+    let issuer = find(&objects, "Issuer", issuer.as_str().context("an issuer")?)?;
+    assert!(issuer["spec"]["selfSigned"].is_object());
+
+    let webhook = find(&objects, "MutatingWebhookConfiguration", "headstart")?;
+    let annotation = &webhook["metadata"]["annotations"]["cert-manager.io/inject-ca-from"];
+    let names = [namespace, &leaf["metadata"]["name"]].map(|name| name.as_str().unwrap_or("?"));
+    assert_eq!(annotation.as_str(), Some(names.join("/").as_str()));
+    Ok(())
+}
+
+#[test]
+fn only_what_our_own_certificates_need_is_gone() -> Result<()> {
+    let (mut before, after) = (build(&[])?, with_component()?);
+    let mut gone = Vec::new();
+    for kind in ["ClusterRole", "Role"] {
+        let rules = |objects| -> Result<Vec<Value>> {
+            let role = find(objects, kind, "headstart")?;
+            Ok(role["rules"].as_array().context("rules")?.clone())
+        };
+        let (mut rules_before, rules_after) = (rules(&before)?, rules(&after)?);
+        rules_before.retain(|rule| !rules_after.contains(rule));
+        gone.extend(rules_before);
+    }
+    let gone: Vec<_> = gone
+        .iter()
+        .map(|rule| (&rule["resources"], &rule["resourceNames"]))
+        .collect();
+    assert_eq!(
+        gone,
+        [
+            (
+                &json!(["mutatingwebhookconfigurations"]),
+                &json!(["headstart"])
+            ),
+            (&json!(["secrets"]), &json!(["headstart-certificates"])),
+        ]
+    );
+    before.retain(|object| {
+        let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
+        let is_there = |other: &Value| other["kind"] == *kind && other["metadata"]["name"] == *name;
+        !after.iter().any(is_there)
+    });
+    let gone: Vec<_> = before.iter().map(|object| &object["kind"]).collect();
+    assert_eq!(gone, ["Secret"]);
+    Ok(())
+}
