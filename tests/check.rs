@@ -8,7 +8,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::ListParams};
 use regex::Regex;
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, cluster::SYSTEM_NAMESPACE, eventually, process::free_ports};
+use testbed::{
+    Behaviour, Cluster,
+    cluster::{SYSTEM_NAMESPACE, manifests},
+    eventually,
+    process::free_ports,
+};
 
 const SOON: Duration = Duration::from_secs(30);
 /// The checks, in the order in which they are printed.
@@ -97,6 +102,7 @@ async fn check() -> Result<()> {
     a_fit_cluster_is_fit(&cluster).await?;
     who_may_not_ask_is_told_what_it_takes(&cluster).await?;
     leftovers_are_named(&mut cluster).await?;
+    with_cert_manager_fewer_rights_are_needed(&cluster).await?;
     all_that_is_wrong_is_named(&mut cluster).await
 }
 
@@ -371,6 +377,37 @@ async fn patch(cluster: &Cluster, kind: &str, name: &str, operations: &Value) ->
     let operations = format!("--patch={operations}");
     let args = ["patch", kind, name, "--type=json", &operations];
     cluster.plane.kubectl_ok(&args).await.map(drop)
+}
+
+async fn with_cert_manager_fewer_rights_are_needed(cluster: &Cluster) -> Result<()> {
+    let plane = &cluster.plane;
+    let rules = fs::read_to_string(manifests().join("rbac.yaml"))?;
+    let rule = json!([
+        {"op": "test", "path": "/rules/9/resourceNames", "value": ["headstart"]},
+        {"op": "remove", "path": "/rules/9"},
+    ]);
+    patch(cluster, "clusterrole", "headstart", &rule).await?;
+    let is = |outcome: &'static str| async move {
+        eventually("rights are as they were made", SOON, || async {
+            let ran = run(plane.admin_kubeconfig(), &["-o", "json"]).await?;
+            let checks = ran.checks()?;
+            ensure!(checks["rights"].0 == outcome, "{checks:?}");
+            Ok(())
+        })
+        .await
+    };
+    is("Failed").await?;
+    let annotate = ["annotate", "mutatingwebhookconfiguration", "headstart"];
+    let key = "cert-manager.io/inject-ca-from";
+    let set = format!("{key}=headstart-system/headstart");
+    plane.kubectl_ok(&[&annotate[..], &[&set]].concat()).await?;
+    is("Ok").await?;
+    let unset = format!("{key}-");
+    plane
+        .kubectl_ok(&[&annotate[..], &[&unset]].concat())
+        .await?;
+    plane.apply(&rules).await?;
+    is("Ok").await
 }
 
 /// No replicas, and whatever else somebody may have changed or taken away.

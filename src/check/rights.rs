@@ -1,4 +1,5 @@
-//! The rights of our account: all that `manifests/rbac.yaml` grants, asked one by one.
+//! The rights of our account: all that `manifests/rbac.yaml` grants, asked one by one; where cert-manager keeps the webhook's CA,
+//! without those for certificates of our own.
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::authorization::v1::{
@@ -6,7 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 
-use super::{CheckArgs, Finding, ask};
+use super::{CheckArgs, Finding, ask, webhook};
 
 /// Reviews that are asked for at once.
 const AT_ONCE: usize = 8;
@@ -110,6 +111,12 @@ struct Right {
 }
 
 impl Right {
+    /// Whether it is needed for nothing but certificates of our own, and their CA in the webhook configuration.
+    fn is_for_certificates(self) -> bool {
+        let of_webhook = self.resource == "mutatingwebhookconfigurations";
+        self.resource == "secrets" || of_webhook && self.name == Some(webhook::CONFIGURATION)
+    }
+
     /// As people are told of it.
     fn text(self) -> String {
         let name = self.name.map_or(String::new(), |name| format!(" ({name})"));
@@ -171,7 +178,9 @@ fn rights() -> impl Iterator<Item = Right> {
 
 pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
     let api = Api::<SubjectAccessReview>::all(client.clone());
-    let reviews = stream::iter(rights()).map(|right| {
+    let makes_certificates = !webhook::is_injected(client).await;
+    let needed = rights().filter(|right| makes_certificates || !right.is_for_certificates());
+    let reviews = stream::iter(needed).map(|right| {
         let api = &api;
         async move {
             let (review, params) = (right.review(args), PostParams::default());
@@ -258,6 +267,21 @@ mod tests {
             )
         });
         assert_eq!(table.collect::<BTreeSet<_>>(), granted);
+    }
+
+    #[test]
+    fn some_rights_are_for_our_own_certificates() {
+        let rights = rights().filter(|right| right.is_for_certificates());
+        let rights: Vec<_> = rights.map(Right::text).collect();
+        assert_eq!(
+            rights.join(", "),
+            "list mutatingwebhookconfigurations (headstart), \
+             watch mutatingwebhookconfigurations (headstart), \
+             patch mutatingwebhookconfigurations (headstart), \
+             list secrets (headstart-certificates), \
+             watch secrets (headstart-certificates), \
+             update secrets (headstart-certificates)"
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The webhook: configured as it should be, and answering when the API server asks.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration, ServiceReference},
     core::v1::{Pod, Service},
@@ -15,7 +17,7 @@ use super::{CheckArgs, Finding, ask};
 use crate::api::BOOST_KEY;
 
 /// Our configuration, as the manifests call it.
-const CONFIGURATION: &str = "headstart";
+pub(super) const CONFIGURATION: &str = "headstart";
 const APPLY: &str = "kubectl apply -f manifests/webhook.yaml";
 
 /// Marks that never count, because the boost that they tell of has ended. We take them off a pod, or put ours in their place;
@@ -46,6 +48,15 @@ pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
     }
     findings.push(probe(client, args).await);
     Finding::all(findings)
+}
+
+/// Whether cert-manager keeps the CA, and Headstart makes no certificates; what can't be asked is told by [`check`].
+pub(super) async fn is_injected(client: &Client) -> bool {
+    let api = Api::<MutatingWebhookConfiguration>::all(client.clone());
+    let configuration = api.get_opt(CONFIGURATION).await.ok().flatten();
+    let annotations = configuration.and_then(|configuration| configuration.metadata.annotations);
+    let mut keys = annotations.iter().flat_map(BTreeMap::keys);
+    keys.any(|key| key.starts_with("cert-manager.io/inject-"))
 }
 
 fn of_entries(entries: &[MutatingWebhook], namespace: &str) -> Finding {
@@ -199,8 +210,6 @@ fn is_answered(metadata: &ObjectMeta) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use chrono::DateTime;
     use serde_json::Value;
 
