@@ -621,6 +621,24 @@ async fn another_ca_comes_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_old_ca_that_somebody_takes_out_is_trusted_no_more() {
+    let (server, replicas) = started(&["a", "b", "c"], LIFETIMES).await;
+    let old = held(&server).bundle.ca;
+    let scenario = async {
+        drop_ca_key(&server);
+        sleep(SWAP).await;
+        let both = held(&server).bundle;
+        let new = both.ca.strip_suffix(&old).expect("the old CA is the last");
+        let ca = new.to_owned();
+        put(&server, &Bundle { ca, ..both });
+        sleep(SOON).await;
+    };
+    replicas.trusted_while(scenario).await;
+    assert_eq!(phase(&server), (1, Some(0), 1));
+    assert!(is_in_order(&server));
+}
+
+#[tokio::test(start_paused = true)]
 async fn many_rotations_follow_each_other() {
     let (server, replicas) = started(&["a", "b", "c"], SHORT).await;
     let (mut cas, mut leaves) = (Vec::new(), Vec::new());
@@ -1058,4 +1076,42 @@ async fn files_are_served_when_they_are_a_whole_set() {
     assert!(!serves(&certs, &one).await);
     let roots = certs.roots().expect("they are loaded");
     assert_eq!(roots.len(), 1);
+}
+
+/// A leaf, the CA between it and the root, and the root as `ca.crt`: as a CA of a company issues.
+fn chain() -> Bundle {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+    let params = |name: &str, names: Vec<String>, is_ca: bool| {
+        let mut params = CertificateParams::new(names).expect("names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        if is_ca {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
+        params
+    };
+    let [root_key, between_key, key] = std::array::from_fn(|_| KeyPair::generate().expect("a key"));
+    let root = params("root", Vec::new(), true);
+    let between = params("between", Vec::new(), true);
+    let leaf = params("leaf", vec![HOST.to_owned()], false);
+    let issuer = Issuer::from_params(&root, &root_key);
+    let between_cert = between.signed_by(&between_key, &issuer);
+    let issuer = Issuer::from_params(&between, &between_key);
+    let leaf = leaf.signed_by(&key, &issuer).expect("it can be made");
+    Bundle {
+        ca: root.self_signed(&root_key).expect("it can be made").pem(),
+        cert: leaf.pem() + &between_cert.expect("it can be made").pem(),
+        key: key.serialize_pem(),
+        ca_key: String::new(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_between_a_leaf_and_its_ca_is_served_with_it() {
+    let mounted = Mounted::new();
+    let chain = chain();
+    mounted.put(&chain);
+    let (certs, _task) = mounted.serve(&Arc::default());
+    until("it is served", SOON, || certs.slot().is_loaded()).await;
+    assert!(serves(&certs, &chain).await);
 }
