@@ -225,137 +225,70 @@ mod tests {
         Wait(Duration::from_secs(60 * minutes))
     }
 
+    /// Asserts that this is the step at minute 100, where the webhook configuration is so.
+    #[track_caller]
+    fn assert_step(what: &str, state: &State, configuration: Configuration, step: Step) {
+        let next = next(state, configuration, LIFETIMES, at(100));
+        assert_eq!(next, step, "{what}");
+    }
+
+    const LONG: Configuration = Published(PROPAGATION);
+
     #[test]
-    fn one_step_follows_from_what_there_is() {
-        let (long, short) = (Published(PROPAGATION), Published(Duration::from_secs(4)));
-        let soon = Wait(Duration::from_secs(6));
-        // Always at minute 100.
-        for (what, state, configuration, step) in [
-            ("nothing", state(&[], false, None), long, All),
-            ("no key, no leaf", state(&[90], false, None), long, All),
-            ("a CA that has ended", state(&[-201], true, None), long, All),
-            ("no leaf", state(&[90], true, None), Outdated, Leaf),
-            (
-                "a leaf that ends now",
-                state(&[70], true, Some((70, 0))),
-                long,
-                Leaf,
-            ),
-            (
-                "no key",
-                state(&[90], false, Some((90, 0))),
-                long,
-                Authority,
-            ),
-            (
-                "no key, not published",
-                state(&[90], false, Some((90, 0))),
-                Outdated,
-                Authority,
-            ),
-            (
-                "a CA that is due",
-                state(&[-100], true, Some((90, 0))),
-                long,
-                Authority,
-            ),
-            (
-                "both are due",
-                state(&[-100], true, Some((80, 0))),
-                long,
-                Authority,
-            ),
-            (
-                "a new CA",
-                state(&[100, 0], true, Some((90, 1))),
-                Outdated,
-                Publish,
-            ),
-            (
-                "a new CA, not known yet",
-                state(&[100, 0], true, Some((90, 1))),
-                short,
-                soon,
-            ),
-            (
-                "a new CA that is known",
-                state(&[100, 0], true, Some((90, 1))),
-                long,
-                Leaf,
-            ),
-            (
-                "a new CA that nobody can know",
-                state(&[100, 0], true, Some((90, 1))),
-                Absent,
-                minutes(20),
-            ),
-            (
-                "no key again",
-                state(&[100, 0], false, Some((90, 1))),
-                long,
-                Authority,
-            ),
-            (
-                "all well",
-                state(&[0], true, Some((90, 0))),
-                long,
-                minutes(10),
-            ),
-            (
-                "all well, no configuration",
-                state(&[0], true, Some((90, 0))),
-                Absent,
-                minutes(10),
-            ),
-            (
-                "wiped there",
-                state(&[0], true, Some((90, 0))),
-                Outdated,
-                Publish,
-            ),
-            (
-                "a leaf that is due",
-                state(&[0], true, Some((80, 0))),
-                long,
-                Leaf,
-            ),
-            (
-                "a leaf that is due, wiped there",
-                state(&[0], true, Some((80, 0))),
-                Outdated,
-                Leaf,
-            ),
-            (
-                "leaves of the old CA",
-                state(&[75, 0], true, Some((90, 0))),
-                long,
-                minutes(5),
-            ),
-            (
-                "no leaf of the old CA",
-                state(&[70, 0], true, Some((90, 0))),
-                long,
-                Drop,
-            ),
-            (
-                "an old CA that has ended",
-                state(&[95, -200], true, Some((96, 0))),
-                long,
-                Drop,
-            ),
-            (
-                "a third CA",
-                state(&[90, 65, 0], true, Some((91, 0))),
-                long,
-                Drop,
-            ),
+    fn what_cannot_be_served_or_issued_is_made() {
+        for (what, state, step) in [
+            ("nothing", state(&[], false, None), All),
+            ("no key, no leaf", state(&[90], false, None), All),
+            ("a CA that has ended", state(&[-201], true, None), All),
+            ("no leaf", state(&[90], true, None), Leaf),
+            ("an ended leaf", state(&[70], true, Some((70, 0))), Leaf),
+            ("no key", state(&[90], false, Some((90, 0))), Authority),
         ] {
-            assert_eq!(
-                next(&state, configuration, LIFETIMES, at(100)),
-                step,
-                "{what}"
-            );
+            for configuration in [LONG, Outdated, Absent] {
+                assert_step(what, &state, configuration, step);
+            }
         }
+    }
+
+    #[test]
+    fn a_leaf_of_a_new_ca_waits_until_that_is_known() {
+        let new = state(&[100, 0], true, Some((90, 1)));
+        assert_step("not published", &new, Outdated, Publish);
+        let (short, left) = (Duration::from_secs(4), Duration::from_secs(6));
+        assert_step("not known yet", &new, Published(short), Wait(left));
+        assert_step("known", &new, LONG, Leaf);
+        assert_step("nobody can know", &new, Absent, minutes(20));
+        let lost = state(&[100, 0], false, Some((90, 1)));
+        assert_step("its key is lost", &lost, LONG, Authority);
+    }
+
+    #[test]
+    fn what_is_due_is_renewed() {
+        let well = state(&[0], true, Some((90, 0)));
+        assert_step("all well", &well, LONG, minutes(10));
+        assert_step("no configuration", &well, Absent, minutes(10));
+        assert_step("wiped there", &well, Outdated, Publish);
+        for (what, state, step) in [
+            ("the leaf", state(&[0], true, Some((80, 0))), Leaf),
+            ("the CA", state(&[-100], true, Some((90, 0))), Authority),
+            ("both", state(&[-100], true, Some((80, 0))), Authority),
+        ] {
+            for configuration in [LONG, Outdated, Absent] {
+                assert_step(what, &state, configuration, step);
+            }
+        }
+    }
+
+    #[test]
+    fn an_old_ca_is_dropped_when_no_leaf_of_it_can_be_valid() {
+        let drop = |authorities: &[i64], leaf| {
+            let state = state(authorities, true, Some((leaf, 0)));
+            next(&state, LONG, LIFETIMES, at(100))
+        };
+        assert_eq!(drop(&[75, 0], 90), minutes(5));
+        assert_eq!(drop(&[70, 0], 90), Drop);
+        assert_eq!(drop(&[95, -200], 96), Drop, "it has ended itself");
+        assert_eq!(drop(&[90, 65, 0], 91), Drop, "of three the last");
     }
 
     #[test]
