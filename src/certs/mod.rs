@@ -1,8 +1,8 @@
 //! The webhook's certificates: what is served, and where it comes from.
 //!
-//! Either Headstart makes them ([`secret`]): a CA and a leaf in one Secret, rotated in the order of [`rotation`] by whichever
+//! Either Headstart makes them (`secret`): a CA and a leaf in one Secret, rotated in the order of [`rotation`] by whichever
 //! replica comes first, the CA written into the webhook configuration. Or somebody else does, such as cert-manager, and they
-//! are read from [`files`].
+//! are read from `files`.
 
 mod callers;
 mod files;
