@@ -16,9 +16,8 @@ use rustls::{
 
 use super::rotation::{Dates, LeafState, Lifetimes, State};
 
-/// A certificate is valid from so long before it is made, for API servers whose clock is behind: as much as Kubernetes' own
-/// signer allows for.
-const BACKDATED: TimeDelta = TimeDelta::minutes(5);
+/// A certificate is valid from so long before it is made: an API server's clock may be behind that of the replica that made it.
+const BACKDATED: TimeDelta = TimeDelta::hours(1);
 /// How a certificate begins and ends in a PEM text.
 const PEM: [&str; 2] = ["-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"];
 

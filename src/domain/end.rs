@@ -139,11 +139,17 @@ impl EndRule {
     ///
     /// A condition that does not hold has no instant; the deadline always has one.
     #[must_use]
-    pub fn due(&self, pod: &Pod, start: DateTime<Utc>, deadline_seconds: u64) -> Due {
+    pub fn due(
+        &self,
+        pod: &Pod,
+        start: DateTime<Utc>,
+        deadline_seconds: u64,
+        now: DateTime<Utc>,
+    ) -> Due {
         let condition = self
             .condition
             .as_ref()
-            .and_then(|rule| rule.met_at(pod, start));
+            .and_then(|rule| rule.met_at(pod, start, now));
         let fixed = self
             .fixed_seconds
             .map(|seconds| start + seconds_delta(seconds));
@@ -244,12 +250,17 @@ impl EndRule {
 }
 
 impl ConditionRule {
-    /// When the condition came to hold, plus the delay. An absent condition has no status.
-    fn met_at(&self, pod: &Pod, start: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    /// When the condition came to hold, plus the delay. An absent condition has no status. Without a delay, it holds now
+    /// whatever the kubelet's clock and ours say.
+    fn met_at(&self, pod: &Pod, start: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let condition = pod
             .condition(&self.kind)
             .filter(|condition| condition.status == self.status)?;
-        Some(condition.last_transition_time.unwrap_or(start) + seconds_delta(self.delay_seconds))
+        let since = condition.last_transition_time.unwrap_or(start);
+        Some(match self.delay_seconds {
+            0 => since.min(now),
+            delay => since + seconds_delta(delay),
+        })
     }
 }
 

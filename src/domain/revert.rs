@@ -157,7 +157,7 @@ fn decide_active(
     let due = forced
         .or_else(|| {
             let start = end::start(pod, record.timestamp)?;
-            Some(rule.due(pod, start, deadline_seconds))
+            Some(rule.due(pod, start, deadline_seconds, now))
         })
         .or_else(|| end::unschedulable(pod, settings));
     let is_due = due.filter(|due| due.at <= now);
