@@ -28,6 +28,8 @@ pub enum Failure {
 
 /// Shortest and longest pause after a failure that may pass by itself.
 const TRANSIENT: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// Longest pause after conflicts: the API server is well, and the pod should be back soon after the others are done with it.
+const CONFLICT: Duration = Duration::from_secs(2);
 /// Pause after a failure that somebody has to mend: at most one try a minute.
 const SLOW: Duration = Duration::from_secs(60);
 /// A pod that just started may lack `status.resources` for a moment; so many tries come quickly.
@@ -74,7 +76,8 @@ impl Failure {
             Self::Gone => None,
             // The first time at once; a storm of conflicts backs off.
             Self::Conflict if failures <= 1 => Some(Duration::ZERO),
-            Self::Conflict | Self::Transient(_) => Some(spread(backoff())),
+            Self::Conflict => Some(spread(backoff().min(CONFLICT))),
+            Self::Transient(_) => Some(spread(backoff())),
             Self::Throttled(pause) => Some(spread(*pause)),
             Self::NotResizable(_) if failures <= QUICK_TRIES => Some(spread(backoff())),
             Self::MissingRight(_)
