@@ -26,6 +26,7 @@ use crate::{
     claims::Claims,
     clock::Clock,
     config::RunArgs,
+    contact::Contact,
     error::Chain,
     lease::{Elector, Params},
     metrics::Metrics,
@@ -48,8 +49,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 const TERM_END: Duration = Duration::from_secs(6);
 /// Until the API server answers, it is asked for its version this often.
 const VERSION_RETRY: Duration = Duration::from_secs(5);
-/// How long a connection may be silent while an answer is awaited.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a connection may be silent while an answer is awaited: 5 s more than a watch call lasts, so that a watch on a
+/// connection that silently died is noticed within 50 s.
+const READ_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Why the operator did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -140,11 +142,16 @@ fn start(
     probes: TcpListener,
     tasks: &mut Tasks,
 ) -> Result<CancellationToken, AppError> {
-    let client = || Client::try_from(config.clone()).map_err(AppError::Client);
     let (clock, metrics) = (Clock::system(), Arc::new(Metrics::default()));
     let (snapshots, claims) = (Arc::new(Snapshots::default()), Arc::new(Claims::default()));
     let boosts = Arc::new(Boosts::new(Arc::clone(&snapshots)));
     let settings = args.admission.settings();
+    let contact = Contact::new(metrics.watches.clone(), clock.clone());
+    let client = || {
+        let config = config.clone();
+        let client = contact.client(move || Client::try_from(config.clone()));
+        client.map_err(AppError::Client)
+    };
     // Watches hold a connection each; writes and the lease have clients of their own.
     let watching = client()?;
 
@@ -218,8 +225,11 @@ fn start(
         clock,
         metrics: Arc::clone(&metrics),
     };
-    let lease = Api::<Lease>::namespaced(client()?, &args.namespace);
-    let elector = Elector::new(lease, Params::new(&args.lease, identity(args)));
+    // What finds out whether the API server answers must not wait for what it finds.
+    let lease = Client::try_from(config.clone()).map_err(AppError::Client)?;
+    let lease = Api::<Lease>::namespaced(lease, &args.namespace);
+    let elector =
+        Elector::new(lease, Params::new(&args.lease, identity(args))).renewing(contact.clone());
     let released = CancellationToken::new();
     let (stop, done) = (ending.begun.clone(), released.clone());
     tasks.until_stopped("elector", async move {
@@ -228,9 +238,8 @@ fn start(
                 let (sweeper, reporter, metrics) =
                     (sweeper.clone(), reporter.clone(), Arc::clone(&metrics));
                 async move {
-                    metrics.leads(true);
+                    let _leading = metrics.lead();
                     tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
-                    metrics.leads(false);
                 }
             })
             .await;

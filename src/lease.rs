@@ -15,7 +15,7 @@ use kube::{Api, api::PostParams};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::Chain;
+use crate::{contact::Contact, error::Chain};
 
 /// Releasing is a courtesy to the next leader; it must not hold up the end.
 const RELEASE_DEADLINE: Duration = Duration::from_secs(2);
@@ -76,6 +76,9 @@ pub struct Elector {
     api: Api<Lease>,
     params: Params,
     seen: Observed,
+    contact: Option<Contact>,
+    /// The last attempt was not answered.
+    silent: bool,
 }
 
 impl Elector {
@@ -94,7 +97,16 @@ impl Elector {
             api,
             params,
             seen: Observed::default(),
+            contact: None,
+            silent: false,
         }
+    }
+
+    /// Renews this contact whenever the API server answers again after it did not.
+    #[must_use]
+    pub fn renewing(self, contact: Contact) -> Self {
+        let contact = Some(contact);
+        Self { contact, ..self }
     }
 
     /// Runs `lead` once a term until `stop`. The token given to `lead` is cancelled when the term ends; work that does
@@ -169,7 +181,12 @@ impl Elector {
     }
 
     async fn bounded_attempt(&mut self) -> bool {
-        match timeout(self.params.deadline / 2, self.attempt()).await {
+        let answer = timeout(self.params.deadline / 2, self.attempt()).await;
+        let was_silent = std::mem::replace(&mut self.silent, answer.is_err());
+        if let (true, Ok(_), Some(contact)) = (was_silent, &answer, &self.contact) {
+            contact.renew();
+        }
+        match answer {
             Ok(Ok(held)) => held,
             Ok(Err(error)) => {
                 tracing::warn!(lease = self.params.name, error = %Chain(&error), "the lease could not be read or written");

@@ -29,6 +29,7 @@ pub mod claims;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod contact;
 pub mod domain;
 pub mod error;
 pub mod explain;

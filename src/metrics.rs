@@ -66,6 +66,8 @@ pub struct Metrics {
     pub certificate: CertificateMetrics,
     /// What is left of upstream, on every replica.
     upstream_leftovers: Family<KindLabel, Gauge>,
+    /// Of the watches, on every replica.
+    pub watches: WatchMetrics,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -125,6 +127,15 @@ struct EndLabel {
     by: &'static str,
 }
 
+/// When watches were last heard, by resource, in Unix seconds.
+#[derive(Clone, Debug, Default)]
+pub struct WatchMetrics(Family<ResourceLabel, Gauge<f64, AtomicU64>>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResourceLabel {
+    resource: String,
+}
+
 /// Series of the served certificate, in Unix seconds; 0 until there is one.
 #[derive(Clone, Debug, Default)]
 pub struct CertificateMetrics {
@@ -177,6 +188,7 @@ impl Default for Metrics {
         let certificate = CertificateMetrics::register(ours);
         let leader = Gauge::default();
         ours.register("leader", "1 while this replica leads", leader.clone());
+        let watches = WatchMetrics::register(ours);
         let upstream_leftovers = Family::<KindLabel, Gauge>::default();
         for kind in upstream::Kind::ALL {
             let kind = kind.as_str();
@@ -197,6 +209,7 @@ impl Default for Metrics {
             containers,
             certificate,
             upstream_leftovers,
+            watches,
         }
     }
 }
@@ -264,12 +277,41 @@ impl Metrics {
         gauge.set(i64::from(is_left));
     }
 
-    /// Marks the begin and the end of a term. Series of the leader end with it.
-    pub fn leads(self: &Arc<Self>, leads: bool) {
-        self.leader.set(i64::from(leads));
-        if !leads {
-            self.count_boosts(std::iter::empty());
-        }
+    /// Marks a term, until what this returns is dropped. Series of the leader end with it.
+    #[must_use]
+    pub fn lead(self: &Arc<Self>) -> Leading {
+        self.leader.set(1);
+        Leading(Arc::clone(self))
+    }
+}
+
+/// A term that is on. The work of a term may be dropped at any moment, so its end is marked by a drop too.
+#[derive(Debug)]
+pub struct Leading(Arc<Metrics>);
+
+impl Drop for Leading {
+    fn drop(&mut self) {
+        self.0.leader.set(0);
+        self.0.count_boosts(std::iter::empty());
+        self.0.count_containers(&BTreeMap::new());
+    }
+}
+
+impl WatchMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "watch_heard_timestamp_seconds",
+            "When the API server last said something on the watch of this resource",
+            metrics.0.clone(),
+        );
+        metrics
+    }
+
+    /// The series of a resource.
+    #[must_use]
+    pub fn of(&self, resource: String) -> Gauge<f64, AtomicU64> {
+        self.0.get_or_create_owned(&ResourceLabel { resource })
     }
 }
 
@@ -463,5 +505,23 @@ impl RevertMetrics {
         self.writes
             .get_or_create(&WriteLabels { write, result })
             .inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A zombie's work is dropped and not awaited; it used to say for ever that it leads.
+    #[test]
+    fn a_term_that_is_dropped_has_ended() {
+        let metrics = Arc::new(Metrics::default());
+        let term = metrics.lead();
+        metrics.count_boosts([&"ns".to_owned()].into_iter());
+        assert!(metrics.text().contains("headstart_leader 1"));
+        drop(term);
+        let text = metrics.text();
+        assert!(text.contains("headstart_leader 0"));
+        assert!(!text.contains("namespace=\"ns\""), "{text}");
     }
 }

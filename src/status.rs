@@ -74,7 +74,6 @@ impl Reporter {
         // What has ended since the last report would be forgotten otherwise. A leader that lost its lease to another is
         // refused: the other has written meanwhile, or goes on from this.
         let _ = timeout(LAST_REPORT, self.report()).await;
-        self.metrics.count_containers(&BTreeMap::new());
     }
 
     /// Writes the statuses that are not as they should be. Says whether all could be written.

@@ -16,8 +16,11 @@ use crate::error::Chain;
 const CALL_SECONDS: u32 = 45;
 /// Objects in one page of a list: a page is held in memory twice while it is read.
 const PAGE: u32 = 100;
-/// Pauses after errors grow from the first to the second.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// Pauses after errors grow from the first to one of the others: where the API server can't be reached, which costs it
+/// nothing, and where it refuses.
+const PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_UNREACHED: Duration = Duration::from_secs(2);
+const LONGEST_REFUSED: Duration = Duration::from_secs(4);
 /// How often to ask for a resource type that the server doesn't have; up to as much again is added at random.
 const ABSENT_PAUSE: Duration = Duration::from_secs(10);
 
@@ -52,11 +55,11 @@ where
     let what = api.resource_url().to_owned();
     let events = watcher(api, config);
     pin_mut!(events);
-    let mut failures = 0;
+    let mut pauses = Pauses::default();
     while let Some(event) = events.next().await {
         let error = match event {
             Ok(event) => {
-                failures = 0;
+                pauses = Pauses::default();
                 tell(Told::Event(event));
                 continue;
             }
@@ -69,23 +72,68 @@ where
             );
             tell(Told::Absent);
             sleep(ABSENT_PAUSE.mul_f64(1.0 + fastrand::f64())).await;
+        } else if is_expired(&error) {
+            // It will list anew. Replicas hear of it together, and should not list together.
+            tracing::info!(
+                what,
+                "the API server no longer knows what has happened since; listing"
+            );
+            sleep(PAUSE.mul_f64(fastrand::f64())).await;
         } else {
-            failures += 1;
-            let pause = PAUSE
-                .0
-                .saturating_mul(1 << failures.min(10))
-                .min(PAUSE.1)
-                .mul_f64(0.5 + fastrand::f64() / 2.0);
+            let pause = pauses.next(refusal(&error).is_some());
             tracing::warn!(what, error = %Chain(&error), ?pause, "a watch failed; trying again");
             sleep(pause).await;
         }
     }
 }
 
+/// The pauses after errors in a row.
+#[derive(Default)]
+struct Pauses {
+    failures: u32,
+    refused: bool,
+}
+
+impl Pauses {
+    /// The next one. A server that refuses after it could not be reached has just come back: that row begins anew.
+    fn next(&mut self, refused: bool) -> Duration {
+        if self.refused != refused {
+            self.failures = 0;
+        }
+        self.refused = refused;
+        let longest = if refused {
+            LONGEST_REFUSED
+        } else {
+            LONGEST_UNREACHED
+        };
+        let pause = PAUSE
+            .saturating_mul(1 << self.failures.min(10))
+            .min(longest);
+        self.failures += 1;
+        pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+}
+
 fn is_absent(error: &watcher::Error) -> bool {
+    let listing = matches!(
+        error,
+        watcher::Error::InitialListFailed(_) | watcher::Error::WatchStartFailed(_)
+    );
+    listing && refusal(error) == Some(404)
+}
+
+/// What a watch should go on from is too old, so it has to begin anew.
+fn is_expired(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::WatchError(_)) && refusal(error) == Some(410)
+}
+
+/// The code of an API server that could be reached.
+fn refusal(error: &watcher::Error) -> Option<u16> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 404,
-        _ => false,
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+        | watcher::Error::WatchError(status) => Some(status.code),
+        _ => None,
     }
 }
