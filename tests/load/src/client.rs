@@ -12,7 +12,9 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_rustls::client::TlsStream;
+
+pub use tokio_rustls::TlsConnector;
 
 /// A connection.
 pub struct Connection {
@@ -25,6 +27,14 @@ pub struct Connection {
 /// # Errors
 /// If the file is no certificate.
 pub fn connector(ca: &Path) -> Result<TlsConnector> {
+    connector_for(ca, &[])
+}
+
+/// The same, offering these protocols (ALPN).
+///
+/// # Errors
+/// If the file is no certificate.
+pub fn connector_for(ca: &Path, protocols: &[&str]) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(ca).context("reading the CA")? {
         roots.add(certificate.context("reading the CA")?)?;
@@ -32,7 +42,9 @@ pub fn connector(ca: &Path) -> Result<TlsConnector> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    let protocols = protocols.iter().map(|name| name.as_bytes().to_vec());
+    config.alpn_protocols = protocols.collect();
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
@@ -65,6 +77,12 @@ impl Connection {
             stream,
             buffer: Vec::with_capacity(16 << 10),
         })
+    }
+
+    /// The protocol that the other side has chosen, if it was offered any.
+    #[must_use]
+    pub fn protocol(&self) -> Option<&[u8]> {
+        self.stream.get_ref().1.alpn_protocol()
     }
 
     /// Writes what is to be sent.

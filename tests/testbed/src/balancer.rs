@@ -49,8 +49,11 @@ struct Endpoints {
 #[derive(Debug)]
 struct Endpoint {
     backend: Backend,
-    serving: bool,
+    /// Whether its probe has ever said so.
+    was_ready: bool,
     unready_since: Option<Instant>,
+    /// Its readiness is of no matter any more.
+    terminating: bool,
     connections: u64,
 }
 
@@ -88,15 +91,33 @@ impl Balancer {
         self.address
     }
 
-    /// Adds an endpoint; it gets connections once its probe has said that it is ready.
+    /// Adds an endpoint; it gets connections once its probe has said that it is ready. It takes the place of a terminated one with
+    /// the same addresses.
     pub fn add(&self, backend: Backend) {
         let endpoint = Endpoint {
             backend,
-            serving: false,
+            was_ready: false,
             unready_since: None,
+            terminating: false,
             connections: 0,
         };
-        lock(&self.endpoints).all.push(endpoint);
+        let all = &mut lock(&self.endpoints).all;
+        all.retain(|old| !(old.terminating && old.backend == backend));
+        all.push(endpoint);
+    }
+
+    /// Says that an endpoint's pod has been told to end: it gets no connections after the removal lag, however ready it says it is.
+    /// Those that it has live on.
+    pub fn terminate(&self, backend: Backend) {
+        for endpoint in lock(&self.endpoints).of(backend) {
+            endpoint.terminating = true;
+            endpoint.unready_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Changes how long endpoints that have gone still get connections.
+    pub fn set_removal_lag(&self, removal_lag: Duration) {
+        lock(&self.endpoints).removal_lag = removal_lag;
     }
 
     /// Takes an endpoint out at once. Its connections live on.
@@ -109,34 +130,38 @@ impl Balancer {
     /// The endpoints that get connections now.
     #[must_use]
     pub fn serving(&self) -> Vec<Backend> {
-        lock(&self.endpoints)
-            .all
-            .iter()
-            .filter(|endpoint| endpoint.serving)
-            .map(|endpoint| endpoint.backend)
-            .collect()
+        lock(&self.endpoints).serving()
     }
 
     /// How many connections an endpoint has been given.
     #[must_use]
     pub fn connections(&self, backend: Backend) -> u64 {
         lock(&self.endpoints)
-            .all
-            .iter()
-            .find(|endpoint| endpoint.backend == backend)
-            .map_or(0, |endpoint| endpoint.connections)
+            .of(backend)
+            .map(|endpoint| endpoint.connections)
+            .sum()
     }
 }
 
 impl Endpoints {
+    fn of(&mut self, backend: Backend) -> impl Iterator<Item = &mut Endpoint> {
+        self.all
+            .iter_mut()
+            .filter(move |endpoint| endpoint.backend == backend)
+    }
+
+    fn serving(&self) -> Vec<Backend> {
+        let serving = |endpoint: &&Endpoint| {
+            let unready = endpoint.unready_since.map(|since| since.elapsed());
+            endpoint.was_ready && unready.is_none_or(|unready| unready < self.removal_lag)
+        };
+        let serving = self.all.iter().filter(serving);
+        serving.map(|endpoint| endpoint.backend).collect()
+    }
+
     /// The serving endpoints, each connection beginning with the next one.
     fn in_turn(&mut self) -> Vec<Backend> {
-        let mut serving: Vec<Backend> = self
-            .all
-            .iter()
-            .filter(|endpoint| endpoint.serving)
-            .map(|endpoint| endpoint.backend)
-            .collect();
+        let mut serving = self.serving();
         if !serving.is_empty() {
             let first = self.next % serving.len();
             serving.rotate_left(first);
@@ -146,21 +171,11 @@ impl Endpoints {
     }
 
     fn probed(&mut self, backend: Backend, ready: bool) {
-        let lag = self.removal_lag;
-        for endpoint in self
-            .all
-            .iter_mut()
-            .filter(|endpoint| endpoint.backend == backend)
-        {
+        for endpoint in self.of(backend).filter(|endpoint| !endpoint.terminating) {
             if ready {
-                (endpoint.serving, endpoint.unready_since) = (true, None);
-            } else if endpoint
-                .unready_since
-                .get_or_insert_with(Instant::now)
-                .elapsed()
-                >= lag
-            {
-                endpoint.serving = false;
+                (endpoint.was_ready, endpoint.unready_since) = (true, None);
+            } else {
+                endpoint.unready_since.get_or_insert_with(Instant::now);
             }
         }
     }
@@ -183,11 +198,7 @@ async fn forward(mut client: TcpStream, endpoints: Arc<Mutex<Endpoints>>) {
     let backends = lock(&endpoints).in_turn();
     for backend in backends {
         if let Ok(Ok(mut server)) = timeout(PATIENCE, TcpStream::connect(backend.address)).await {
-            for endpoint in lock(&endpoints)
-                .all
-                .iter_mut()
-                .filter(|endpoint| endpoint.backend == backend)
-            {
+            for endpoint in lock(&endpoints).of(backend) {
                 endpoint.connections += 1;
             }
             client.set_nodelay(true).ok();

@@ -1,7 +1,7 @@
 //! A real control plane on loopback: etcd and kube-apiserver, nothing else. No root, no network, ready in seconds.
 
 use std::{
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::{Output, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -57,15 +57,16 @@ const KUBERNETES_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 /// A running etcd and kube-apiserver. They end with this value, and at the latest with this process.
 pub struct ControlPlane {
     // Dropped in this order: whoever writes into the folder ends before it is removed.
-    api_server: Mutex<Arc<Supervised>>,
-    etcd: Supervised,
+    api_server: Server,
+    etcd: Server,
     /// Kept for its end alone.
     _janitor: Option<Janitor>,
     folder: Folder,
-    binaries: Binaries,
+    kubectl: PathBuf,
     pki: Pki,
+    address: SocketAddr,
     url: String,
-    api_server_args: Vec<String>,
+    etcd_url: String,
     admin_kubeconfig: PathBuf,
     admin: Config,
 }
@@ -133,33 +134,29 @@ impl ControlPlane {
             .with_context(|| format!("writing {}", policy.display()))?;
 
         let [etcd_port, peer_port, port] = free_ports()?;
-        let host = options.address.unwrap_or(Ipv4Addr::LOCALHOST);
-        let url = format!("https://{host}:{port}");
-        let etcd = Supervised::spawn(
-            "etcd",
-            &binaries.etcd,
-            &etcd_args(path, etcd_port, peer_port),
-            &ENV,
-            &path.join("etcd.log"),
-        )?;
+        let address = SocketAddr::from((options.address.unwrap_or(Ipv4Addr::LOCALHOST), port));
+        let url = format!("https://{address}");
+        let args = etcd_args(path, etcd_port, peer_port);
+        let etcd = Server::start("etcd", binaries.etcd, args, path)?;
         let mut args = api_server_args(path, &pki, etcd_port, port);
         args.extend(match options.address {
             None => loopback_args(),
             Some(address) => cluster_args(&pki, address),
         });
         args.extend(options.api_server_args.iter().cloned());
-        let api_server = spawn_api_server(&binaries, path, &args)?;
+        let api_server = Server::start("kube-apiserver", binaries.kube_apiserver, args, path)?;
         let admin_kubeconfig = pki.user_kubeconfig(&url, "admin", &["system:masters"])?;
         let admin = config(&admin_kubeconfig).await?;
         let plane = Self {
-            api_server: Mutex::new(Arc::new(api_server)),
+            api_server,
             etcd,
             _janitor: janitor,
             folder,
-            binaries,
+            kubectl: binaries.kubectl,
             pki,
+            address,
             url,
-            api_server_args: args,
+            etcd_url: format!("http://127.0.0.1:{etcd_port}"),
             admin_kubeconfig,
             admin,
         };
@@ -168,13 +165,11 @@ impl ControlPlane {
     }
 
     async fn wait_ready(&self) -> Result<()> {
-        let api_server = self.api_server();
+        let servers = [&self.etcd, &self.api_server].map(Server::process);
         let admin = self.admin();
         let ready = eventually("the API server is ready", START, || async {
-            for program in [&self.etcd, &api_server] {
-                program
-                    .check()
-                    .map_err(|error| GiveUp(format!("{error:#}")))?;
+            for server in &servers {
+                runs(server)?;
             }
             let request = Request::get("/readyz").body(Vec::new())?;
             let answer = admin.request_text(request).await?;
@@ -184,18 +179,24 @@ impl ControlPlane {
             Ok(())
         });
         ready.await.with_context(|| {
-            let logs = [&self.etcd, &api_server].map(|program| {
+            let logs = servers.each_ref().map(|server| {
                 format!(
                     "{}:\n{}",
-                    program.log_path().display(),
-                    program.last_log_lines(15)
+                    server.log_path().display(),
+                    server.last_log_lines(15)
                 )
             });
             format!("starting the control plane. {}", logs.join("\n"))
         })
     }
 
-    /// The address of the API server.
+    /// Where the API server listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The same as a URL.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
@@ -250,6 +251,20 @@ impl ControlPlane {
     /// # Errors
     /// If there is no such service account.
     pub async fn service_account_kubeconfig(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        self.service_account_kubeconfig_at(self.address, namespace, name)
+            .await
+    }
+
+    /// As [`Self::service_account_kubeconfig`], with the address of a [`crate::Link`] or a [`crate::Proxy`] before the API server.
+    ///
+    /// # Errors
+    /// If there is no such service account.
+    pub async fn service_account_kubeconfig_at(
+        &self,
+        server: SocketAddr,
+        namespace: &str,
+        name: &str,
+    ) -> Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.admin(), namespace);
         let spec = TokenRequestSpec {
             expiration_seconds: Some(24 * 3600),
@@ -271,8 +286,8 @@ impl ControlPlane {
             .status
             .context("the answer to a TokenRequest had no status")?
             .token;
-        self.pki
-            .token_kubeconfig(&self.url, &format!("{namespace}-{name}"), namespace, &token)
+        let (server, user) = (format!("https://{server}"), format!("{namespace}-{name}"));
+        self.pki.token_kubeconfig(&server, &user, namespace, &token)
     }
 
     /// A client that acts as a service account.
@@ -286,7 +301,7 @@ impl ControlPlane {
     /// `kubectl` as the administrator, ready to be run or given more; its caches stay in our folder.
     #[must_use]
     pub fn kubectl_command(&self) -> tokio::process::Command {
-        let mut command = tokio::process::Command::new(&self.binaries.kubectl);
+        let mut command = tokio::process::Command::new(&self.kubectl);
         command
             .env("KUBECONFIG", &self.admin_kubeconfig)
             .env("HOME", self.folder())
@@ -339,7 +354,8 @@ impl ControlPlane {
         Ok(printed)
     }
 
-    /// The audit log so far: request bodies of all writes to pods, the rest of the writes, and every request of a service account.
+    /// The audit log so far: request bodies of all writes to pods (with the answers, where a service account wrote), the rest of
+    /// the writes, and every request of a service account.
     ///
     /// # Errors
     /// If the log can't be read.
@@ -373,7 +389,7 @@ impl ControlPlane {
     /// The process ids of etcd and of the API server.
     #[must_use]
     pub fn pids(&self) -> [u32; 2] {
-        [self.etcd.pid(), self.api_server().pid()]
+        [&self.etcd, &self.api_server].map(|server| server.process().pid())
     }
 
     /// Sends the API server a signal: `STOP` makes it hang until `CONT`, `KILL` is a crash.
@@ -381,7 +397,7 @@ impl ControlPlane {
     /// # Errors
     /// If it does not run.
     pub fn signal_api_server(&self, signal: Signal) -> Result<()> {
-        self.api_server().kill(signal)
+        self.api_server.process().kill(signal)
     }
 
     /// Ends the API server at once; etcd keeps the data. (In good order it would wait a minute for its watches.)
@@ -389,9 +405,7 @@ impl ControlPlane {
     /// # Errors
     /// If it does not end.
     pub async fn stop_api_server(&self) -> Result<()> {
-        self.signal_api_server(Signal::KILL)?;
-        let ended = self.api_server().wait(Duration::from_secs(10)).await;
-        ended.map(drop)
+        self.api_server.stop().await
     }
 
     /// Starts the API server again after [`Self::stop_api_server`] or a crash: same port, same data.
@@ -399,23 +413,115 @@ impl ControlPlane {
     /// # Errors
     /// If it still runs, or does not become ready.
     pub async fn start_api_server(&self) -> Result<()> {
-        ensure!(!self.api_server().is_alive(), "the API server runs already");
-        let again = spawn_api_server(&self.binaries, self.folder(), &self.api_server_args)?;
-        *self
-            .api_server
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Arc::new(again);
+        self.api_server.start_again()?;
         self.wait_ready().await
     }
 
-    fn api_server(&self) -> Arc<Supervised> {
-        Arc::clone(
-            &self
-                .api_server
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        )
+    /// Sends etcd a signal, as [`Self::signal_api_server`].
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn signal_etcd(&self, signal: Signal) -> Result<()> {
+        self.etcd.process().kill(signal)
     }
+
+    /// Ends etcd at once; what it has written stays. The API server goes on without it.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub async fn stop_etcd(&self) -> Result<()> {
+        self.etcd.stop().await
+    }
+
+    /// Starts etcd again after [`Self::stop_etcd`] or a crash: same ports, same data. The API server finds it by itself, later.
+    ///
+    /// # Errors
+    /// If it still runs, or does not answer.
+    pub async fn start_etcd(&self) -> Result<()> {
+        self.etcd.start_again()?;
+        let etcd = self.etcd.process();
+        let answers = eventually("etcd answers", START, || async {
+            runs(&etcd)?;
+            self.ask_etcd("maintenance/status", &json!({})).await
+        });
+        answers.await.map(drop)
+    }
+
+    /// Makes etcd forget its history so far. A watch from then gets 410 where the API server has to ask etcd for it. What it caches,
+    /// it remembers until it is started again.
+    ///
+    /// # Errors
+    /// If etcd refuses.
+    pub async fn compact(&self) -> Result<()> {
+        // A key that nobody reads: with it there is always something to compact.
+        let key = json!({"key": "Y29tcGFjdGlvbg=="});
+        let written = self.ask_etcd("kv/put", &key).await?;
+        let history = json!({"revision": written["header"]["revision"], "physical": true});
+        self.ask_etcd("kv/compaction", &history).await.map(drop)
+    }
+
+    /// Asks etcd through its JSON gateway.
+    async fn ask_etcd(&self, what: &str, body: &Value) -> Result<Value> {
+        let mut config = Config::new(self.etcd_url.parse().context("etcd's URL")?);
+        config.default_retry = false;
+        let request = Request::post(format!("/v3/{what}")).body(serde_json::to_vec(body)?)?;
+        let answer = Client::try_from(config)?.request(request).await;
+        answer.with_context(|| format!("asking etcd for {what}"))
+    }
+}
+
+/// One of the two programs. It can be ended and started again.
+struct Server {
+    name: &'static str,
+    binary: PathBuf,
+    args: Vec<String>,
+    log: PathBuf,
+    process: Mutex<Arc<Supervised>>,
+}
+
+impl Server {
+    fn start(
+        name: &'static str,
+        binary: PathBuf,
+        args: Vec<String>,
+        folder: &Path,
+    ) -> Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let process = Supervised::spawn(name, &binary, &args, &ENV, &log)?;
+        Ok(Self {
+            name,
+            binary,
+            args,
+            log,
+            process: Mutex::new(Arc::new(process)),
+        })
+    }
+
+    fn start_again(&self) -> Result<()> {
+        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(!process.is_alive(), "{} runs already", self.name);
+        let again = Supervised::spawn(self.name, &self.binary, &self.args, &ENV, &self.log)?;
+        *process = Arc::new(again);
+        Ok(())
+    }
+
+    async fn stop(&self) -> Result<()> {
+        let process = self.process();
+        process.kill(Signal::KILL)?;
+        process.wait(Duration::from_secs(10)).await.map(drop)
+    }
+
+    /// The process of now, or the last one.
+    fn process(&self) -> Arc<Supervised> {
+        Arc::clone(&self.process.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Whoever waits for a program that has ended gives up.
+fn runs(program: &Supervised) -> Result<(), GiveUp> {
+    program
+        .check()
+        .map_err(|error| GiveUp(format!("{error:#}")))
 }
 
 /// A client for a kubeconfig that shows errors as they come: a test must not pass by kube's own retries.
@@ -451,16 +557,6 @@ fn printed(args: &[&str], output: &Output) -> Result<String> {
         );
     }
     Ok(out.into_owned())
-}
-
-fn spawn_api_server(binaries: &Binaries, folder: &Path, args: &[String]) -> Result<Supervised> {
-    Supervised::spawn(
-        "kube-apiserver",
-        &binaries.kube_apiserver,
-        args,
-        &ENV,
-        &folder.join("kube-apiserver.log"),
-    )
 }
 
 /// `--unsafe-no-fsync`: the data need not survive the machine.
@@ -543,12 +639,14 @@ fn cluster_args(pki: &Pki, address: Ipv4Addr) -> Vec<String> {
     ]
 }
 
-/// Enough to count and read every write to a pod, and to see all that an operator asks for.
+/// Enough to count and read every write to a pod, to see what an operator's have changed, and all that it asks for.
 fn audit_policy() -> Value {
     let writes = ["create", "update", "patch", "delete", "deletecollection"];
     json!({
         "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
         "rules": [
+            {"level": "RequestResponse", "verbs": writes, "userGroups": ["system:serviceaccounts"],
+             "resources": [{"group": "", "resources": ["pods", "pods/resize"]}]},
             {"level": "Request", "verbs": writes, "resources": [{"group": "", "resources": ["pods", "pods/resize", "pods/status"]}]},
             {"level": "Metadata", "verbs": writes},
             {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},

@@ -21,7 +21,11 @@ use serde_json::{Value, json};
 use tokio::time::sleep_until;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{control_plane::ControlPlane, node::STAND_IN, wait::eventually};
+use crate::{
+    control_plane::ControlPlane,
+    node::STAND_IN,
+    wait::{Steady, eventually},
+};
 
 /// Where they are.
 pub const NAMESPACE: &str = "storm";
@@ -195,7 +199,7 @@ impl Lives {
         let lives = Arc::<Mutex<HashMap<String, Life>>>::default();
         let seen = Arc::clone(&lives);
         let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
-        let events = watcher(pods, watcher::Config::default()).default_backoff();
+        let events = watcher(pods, watcher::Config::default()).backoff(Steady);
         let events = events.applied_objects();
         let watch = events.for_each(move |pod| {
             if let Ok(pod) = pod {
@@ -219,6 +223,21 @@ impl Lives {
         self.lives().clear();
     }
 
+    /// Forgets those that are finished.
+    pub fn forget_finished(&self) {
+        self.lives().retain(|_, life| !life.finished);
+    }
+
+    /// When each that has its CPU back was Ready, and how long it took from then.
+    #[must_use]
+    pub fn reverts(&self) -> Vec<(Instant, Duration)> {
+        let revert = |life: &Life| {
+            let ready = life.ready?;
+            Some((ready, life.back?.saturating_duration_since(ready)))
+        };
+        self.lives().values().filter_map(revert).collect()
+    }
+
     fn count(&self, is: impl Fn(&Life) -> bool) -> usize {
         self.lives().values().filter(|life| is(life)).count()
     }
@@ -238,8 +257,7 @@ impl Lives {
     /// From Ready until the CPU is back.
     #[must_use]
     pub fn lags(&self) -> Vec<Duration> {
-        let lag = |life: &Life| Some(life.back?.saturating_duration_since(life.ready?));
-        self.lives().values().filter_map(lag).collect()
+        self.reverts().into_iter().map(|revert| revert.1).collect()
     }
 
     /// Waits until that many pods run, and says how many of them are boosted: the webhook may not always be in time.
@@ -250,6 +268,15 @@ impl Lives {
         self.until("run", pods, patience, |life| life.running)
             .await?;
         Ok(self.count(|life| life.running && life.boosted))
+    }
+
+    /// Waits until that many are Ready.
+    ///
+    /// # Errors
+    /// If they don't by then.
+    pub async fn until_ready(&self, pods: usize, patience: Duration) -> Result<()> {
+        let is = |life: &Life| life.ready.is_some();
+        self.until("are Ready", pods, patience, is).await
     }
 
     /// Waits until that many have their CPU back.

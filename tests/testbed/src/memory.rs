@@ -37,6 +37,7 @@ use kube::{Client, client::Body};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+pub(crate) use self::api::Refusal;
 use self::{
     api::{Answer, Call},
     fault::End,
@@ -50,7 +51,7 @@ pub use self::{
 /// What a request costs in virtual time unless a test says otherwise.
 const LATENCY: Duration = Duration::from_millis(2);
 
-type Reply = Response<UnsyncBoxBody<Bytes, io::Error>>;
+pub(crate) type Reply = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 /// A wall clock that follows tokio's: a fixed base plus the tokio time since the clock was made.
 #[derive(Clone, Copy, Debug)]

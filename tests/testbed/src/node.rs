@@ -32,6 +32,8 @@ use kube::{
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::wait::Steady;
+
 /// The node that [`NodeStandIn::start`] makes and schedules to. Those of [`NodeStandIn::beside`] begin like it.
 pub const NODE: &str = "stand-in";
 /// Taint of the nodes that stand beside real ones, and a label of theirs by which a pod can ask for them.
@@ -137,7 +139,7 @@ impl NodeStandIn {
         let (wake, woken) = mpsc::unbounded();
         let observer = Arc::clone(&pods);
         let watch = watcher(Api::<Pod>::all(client), watcher::Config::default())
-            .default_backoff()
+            .backoff(Steady)
             .inspect_ok(move |event| observer.state().observe(event))
             .reflect(writer)
             .applied_objects()

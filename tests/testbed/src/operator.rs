@@ -32,6 +32,10 @@ pub struct OperatorOptions {
     pub namespace: String,
     /// The identity it acts as, with the rights that the manifests give it.
     pub service_account: String,
+    /// Where it finds the API server: a [`crate::Link`] or [`crate::Proxy`] before it, or the plane itself.
+    pub server: Option<SocketAddr>,
+    /// Where it serves: a restarted replica may keep its addresses, as a pod does. Free ports otherwise.
+    pub backend: Option<Backend>,
     /// More flags.
     pub args: Vec<String>,
     /// More environment.
@@ -47,6 +51,8 @@ impl OperatorOptions {
             name: name.into(),
             namespace: "headstart-system".to_owned(),
             service_account: "headstart".to_owned(),
+            server: None,
+            backend: None,
             args: Vec::new(),
             env: Vec::new(),
         }
@@ -62,20 +68,23 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Starts `headstart run` on free loopback ports, acting as its service account.
+    /// Starts `headstart run`, acting as its service account.
     ///
     /// # Errors
     /// If the service account does not exist (see [`install`]) or the program can't be started.
     pub async fn start(plane: &ControlPlane, options: &OperatorOptions) -> Result<Self> {
-        let [webhook, probe] =
-            free_ports()?.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let backend = options.backend.map_or_else(free_backend, Ok)?;
         let kubeconfig = plane
-            .service_account_kubeconfig(&options.namespace, &options.service_account)
+            .service_account_kubeconfig_at(
+                options.server.unwrap_or(plane.address()),
+                &options.namespace,
+                &options.service_account,
+            )
             .await?;
         let mut args: Vec<OsString> = vec!["run".into()];
         for (flag, value) in [
-            ("--webhook-address", webhook.to_string()),
-            ("--probe-address", probe.to_string()),
+            ("--webhook-address", backend.address.to_string()),
+            ("--probe-address", backend.probe.to_string()),
         ] {
             args.extend([flag.into(), value.into()]);
         }
@@ -97,10 +106,7 @@ impl Operator {
         Ok(Self {
             name: options.name.clone(),
             process,
-            backend: Backend {
-                address: webhook,
-                probe,
-            },
+            backend,
         })
     }
 
@@ -190,6 +196,11 @@ impl Operator {
     pub async fn stop(&self, deadline: Duration) -> Result<i32> {
         self.process.stop(deadline).await
     }
+}
+
+fn free_backend() -> Result<Backend> {
+    let [address, probe] = free_ports()?.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    Ok(Backend { address, probe })
 }
 
 /// Applies a kustomization of Headstart's, with the webhook at `webhook_url` instead of a Service.

@@ -173,6 +173,30 @@ impl Supervised {
             .with_context(|| format!("sending {signal:?} to {}", self.name))
     }
 
+    /// Its resident memory, in KiB.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn resident(&self) -> Result<f64> {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
+        let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        let kibibytes = kibibytes.with_context(|| format!("no VmRSS in {path}"))?;
+        kibibytes.trim().parse().context("VmRSS is no number")
+    }
+
+    /// How many files it has open.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn open_files(&self) -> Result<usize> {
+        let path = format!("/proc/{}/fd", self.pid());
+        let files = std::fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
+        Ok(files.count())
+    }
+
     /// Waits for its end, and returns the exit code.
     ///
     /// # Errors

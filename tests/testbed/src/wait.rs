@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use kube::runtime::utils::Backoff;
 
 /// How long `eventually` pauses between two looks: short against every time a test measures.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -22,6 +23,22 @@ impl fmt::Display for GiveUp {
 }
 
 impl std::error::Error for GiveUp {}
+
+/// Between two attempts of a watch: what stands in for a cluster must not be what a recovery waits for.
+#[derive(Debug)]
+pub(crate) struct Steady;
+
+impl Iterator for Steady {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(10 * PAUSE)
+    }
+}
+
+impl Backoff for Steady {
+    fn reset(&mut self) {}
+}
 
 /// Calls `probe` until it answers `Ok`, and returns that value.
 ///

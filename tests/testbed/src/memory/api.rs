@@ -11,6 +11,7 @@ use super::{
     store::{self, Key, Kind, Store, text},
     watch,
 };
+use crate::request::{self, Resource};
 
 /// A request, taken apart.
 pub(super) struct Call {
@@ -40,12 +41,12 @@ pub(super) enum Answer {
 
 /// A failure on its way to a `metav1.Status`.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     code: u16,
     reason: String,
     message: String,
     details: Box<Map<String, Value>>,
-    pub(super) retry_after: Option<u64>,
+    pub(crate) retry_after: Option<u64>,
 }
 
 // === impl Call ===
@@ -53,20 +54,11 @@ pub(super) struct Refusal {
 impl Call {
     pub(super) fn new(head: &Parts, body: &[u8]) -> Self {
         let header = |name| head.headers.get(name)?.to_str().ok();
-        let query = head.uri.query().unwrap_or_default().as_bytes();
-        let query: BTreeMap<_, _> = form_urlencoded::parse(query).into_owned().collect();
+        let query = head.uri.query().unwrap_or_default();
+        let verb = request::verb(&head.method, head.uri.path(), query);
+        let query = form_urlencoded::parse(query.as_bytes());
+        let query = query.into_owned().collect();
         let target = Target::parse(head.uri.path());
-        let watch = query.get("watch").is_some_and(|v| v == "true" || v == "1");
-        let verb = match head.method.as_str() {
-            "GET" if watch => "WATCH",
-            "GET" if target.as_ref().is_some_and(|t| t.name.is_none()) => "LIST",
-            "GET" => "GET",
-            "POST" => "POST",
-            "PUT" => "PUT",
-            "PATCH" => "PATCH",
-            "DELETE" => "DELETE",
-            _ => "OTHER",
-        };
         Self {
             verb,
             path: head.uri.path().to_owned(),
@@ -133,32 +125,12 @@ impl Call {
 
 impl Target {
     fn parse(path: &str) -> Option<Self> {
-        let parts: Vec<_> = path.trim_matches('/').split('/').collect();
-        let (group, version, rest) = match parts.as_slice() {
-            ["api", version, rest @ ..] => ("", version, rest),
-            ["apis", group, version, rest @ ..] => (*group, version, rest),
-            _ => return None,
-        };
-        let (namespace, rest) = match rest {
-            // `namespaces/x/status` is a subresource of a Namespace, `namespaces/x/pods` are pods.
-            ["namespaces", namespace, rest @ ..]
-                if !matches!(rest, [] | ["status" | "finalize"]) =>
-            {
-                (Some(*namespace), rest)
-            }
-            _ => (None, rest),
-        };
-        let (plural, name, subresource) = match rest {
-            [plural] => (plural, None, None),
-            [plural, name] => (plural, Some(*name), None),
-            [plural, name, subresource] => (plural, Some(*name), Some(*subresource)),
-            _ => return None,
-        };
+        let resource = Resource::parse(path)?;
         Some(Self {
-            kind: Kind::find(group, version, plural)?,
-            namespace: namespace.map(str::to_owned),
-            name: name.map(str::to_owned),
-            subresource: subresource.map(str::to_owned),
+            kind: Kind::find(resource.group, resource.version, resource.plural)?,
+            namespace: resource.namespace.map(str::to_owned),
+            name: resource.name.map(str::to_owned),
+            subresource: resource.subresource.map(str::to_owned),
         })
     }
 
@@ -601,7 +573,7 @@ fn qualified(kind: &Kind) -> String {
 // === impl Refusal ===
 
 impl Refusal {
-    pub(super) fn new(code: u16, reason: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: u16, reason: &str, message: impl Into<String>) -> Self {
         let (reason, message) = (reason.to_owned(), message.into());
         Self {
             code,
@@ -610,6 +582,11 @@ impl Refusal {
             details: Box::default(),
             retry_after: None,
         }
+    }
+
+    pub(crate) fn too_many_requests() -> Self {
+        let message = "too many requests, please try again later";
+        Self::new(429, "TooManyRequests", message)
     }
 
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
@@ -670,7 +647,7 @@ impl Refusal {
         })
     }
 
-    pub(super) fn reply(&self) -> Reply {
+    pub(crate) fn reply(&self) -> Reply {
         let mut headers = HeaderMap::new();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, seconds.into());

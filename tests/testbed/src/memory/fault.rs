@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{MemoryServer, Recorded, api::Refusal};
+use crate::request::Meant;
 
 type Hook = Arc<dyn Fn(&MemoryServer) + Send + Sync>;
 type Filter = Arc<dyn Fn(&Recorded) -> bool + Send + Sync>;
@@ -19,13 +20,9 @@ type Filter = Arc<dyn Fn(&Recorded) -> bool + Send + Sync>;
 /// does not end: a fault with a [`delay`](Self::delay) or a hook alone only delays or looks on.
 #[derive(Clone, Default)]
 pub struct Fault {
-    verb: String,
-    path: String,
+    meant: Meant,
     who: Option<String>,
     when: Vec<Filter>,
-    skip: u32,
-    /// None: always.
-    left: Option<u32>,
     pub(super) delay: Duration,
     pub(super) before: Vec<Hook>,
     pub(super) after: Vec<Hook>,
@@ -54,9 +51,7 @@ impl Fault {
     #[must_use]
     pub fn on(verb: &str, path: &str) -> Self {
         Self {
-            verb: verb.to_owned(),
-            path: path.to_owned(),
-            left: Some(1),
+            meant: Meant::on(verb, path),
             ..Self::default()
         }
     }
@@ -78,21 +73,21 @@ impl Fault {
     /// Lets the first `n` fitting requests pass.
     #[must_use]
     pub fn skip(mut self, n: u32) -> Self {
-        self.skip = n;
+        self.meant.skip = n;
         self
     }
 
     /// Meets `n` requests.
     #[must_use]
     pub fn times(mut self, n: u32) -> Self {
-        self.left = Some(n);
+        self.meant.left = Some(n);
         self
     }
 
     /// Meets requests until it is lifted.
     #[must_use]
     pub fn always(mut self) -> Self {
-        self.left = None;
+        self.meant.left = None;
         self
     }
 
@@ -108,11 +103,7 @@ impl Fault {
     pub fn retry_after(mut self, seconds: u64) -> Self {
         let mut refusal = match self.end {
             End::Reply(refusal) => refusal,
-            _ => Refusal::new(
-                429,
-                "TooManyRequests",
-                "too many requests, please try again later",
-            ),
+            _ => Refusal::too_many_requests(),
         };
         refusal.retry_after = Some(seconds);
         self.end = End::Reply(refusal);
@@ -170,46 +161,23 @@ impl Fault {
     }
 
     fn fits(&self, request: &Recorded) -> bool {
-        let verb = self.verb == "*" || self.verb == request.verb;
         let who = self.who.as_ref().is_none_or(|who| *who == request.who);
-        verb && who
-            && path_fits(&self.path, &request.path)
+        who && self.meant.fits(request.verb, &request.path)
             && self.when.iter().all(|fits| fits(request))
     }
 }
 
 impl fmt::Debug for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fault({} {}: {:?})", self.verb, self.path, self.end)
+        write!(f, "Fault({}: {:?})", self.meant, self.end)
     }
 }
 
 /// The fault that meets this request, counted.
 pub(super) fn take(faults: &mut [(FaultId, Fault)], request: &Recorded) -> Option<Fault> {
-    let open = faults
+    let mut fitting = faults
         .iter_mut()
         .map(|(_, fault)| fault)
-        .filter(|fault| fault.left != Some(0));
-    for fault in open.filter(|fault| fault.fits(request)) {
-        if fault.skip > 0 {
-            fault.skip -= 1;
-            continue;
-        }
-        fault.left = fault.left.map(|left| left - 1);
-        return Some(fault.clone());
-    }
-    None
-}
-
-fn path_fits(pattern: &str, path: &str) -> bool {
-    let mut parts = path.trim_matches('/').rsplit('/');
-    let mut pattern = pattern
-        .trim_matches('/')
-        .rsplit('/')
-        .filter(|wanted| !wanted.is_empty());
-    pattern.all(|wanted| {
-        parts
-            .next()
-            .is_some_and(|part| wanted == "*" || wanted == part)
-    })
+        .filter(|fault| fault.fits(request));
+    fitting.find_map(|fault| fault.meant.meets().then(|| fault.clone()))
 }

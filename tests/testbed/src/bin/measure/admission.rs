@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use kube::Api;
 use load::{Figures, client::Connection, review};
-use testbed::{Behaviour, Cluster, Operator, Supervised, eventually};
+use testbed::{Behaviour, Cluster, Operator, Supervised, eventually, release};
 use tokio::{io::AsyncWriteExt as _, process::Command, time::sleep};
 
-use crate::{build, release_binary, resident, start};
+use crate::start;
 
 /// Bytes of a review, as Deployments of real applications have them.
 const SIZE: usize = 10_000;
@@ -26,8 +26,8 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// Posts reviews of a pod that a boost matches, with 1,000 boosts in 200 namespaces.
 pub(crate) async fn admission() -> Result<()> {
-    let binary = release_binary().await?;
-    let tools = build(&["--release", "--package", "load"])
+    let binary = release::static_binary().await?;
+    let tools = release::build(&["--release", "--package", "load"])
         .await?
         .join("release");
     let mut cluster = Cluster::start(&binary, 0, Behaviour::default()).await?;
@@ -168,7 +168,7 @@ impl Bench {
 
     async fn memory(&self, replica: &Operator) -> Result<()> {
         println!("\n| load | memory after, MiB | at most meanwhile |\n|---|---|---|");
-        println!("| none | {:.1} | |", resident(replica)? / 1024.0);
+        println!("| none | {:.1} | |", replica.process().resident()? / 1024.0);
         for (what, kind, count, seconds) in [
             ("64 connections, as fast as they can, 10 s", "fast", 64, 10),
             ("the same for 60 s", "fast", 64, 60),
@@ -186,12 +186,12 @@ impl Bench {
             loop {
                 tokio::select! {
                     loaded = &mut load => break loaded.map(drop)?,
-                    () = sleep(Duration::from_millis(100)) => most = most.max(resident(replica)?),
+                    () = sleep(Duration::from_millis(100)) => most = most.max(replica.process().resident()?),
                 }
             }
             println!(
                 "| {what} | {:.1} | {:.1} |",
-                resident(replica)? / 1024.0,
+                replica.process().resident()? / 1024.0,
                 most / 1024.0
             );
         }

@@ -13,10 +13,11 @@ use serde_json::json;
 use testbed::{
     Behaviour, Cluster, Operator,
     lives::{self, KEY, LIMIT, Lives, NAMESPACE, ORIGINAL, UNRELATED},
+    release,
 };
 use tokio::time::sleep;
 
-use crate::{effort::Effort, release_binary, resident};
+use crate::effort::Effort;
 
 /// After it a replica has done what it does when much has changed.
 const SETTLE: Duration = Duration::from_secs(10);
@@ -35,7 +36,7 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
         ..Behaviour::default()
     };
     let count = usize::try_from(pods)?;
-    let mut cluster = Cluster::start(&release_binary().await?, 1, behaviour).await?;
+    let mut cluster = Cluster::start(&release::static_binary().await?, 1, behaviour).await?;
     lives::prepare(&cluster.plane, &["bare", "ours"]).await?;
     let lives = Lives::watch(cluster.plane.admin());
     println!("\n| {pods} boosted pods | figure |\n|---|---|");
@@ -43,16 +44,16 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
     let mebibytes = |kibibytes: f64| format!("{:.1} MiB", kibibytes / 1024.0);
 
     sleep(SETTLE).await;
-    let idle = resident(&cluster.replicas[0])?;
+    let idle = cluster.replicas[0].process().resident()?;
     row("memory without pods", mebibytes(idle));
     // What the first reviews bring with them is no matter of how many pods there are.
     lives::create(&cluster.plane, UNRELATED, 0..WARM_UP).await?;
     sleep(SETTLE).await;
-    let idle = resident(&cluster.replicas[0])?;
+    let idle = cluster.replicas[0].process().resident()?;
     row(&format!("memory after {WARM_UP} reviews"), mebibytes(idle));
     lives::create(&cluster.plane, UNRELATED, WARM_UP..WARM_UP + 2 * pods).await?;
     sleep(SETTLE).await;
-    let more = resident(&cluster.replicas[0])? - idle;
+    let more = cluster.replicas[0].process().resident()? - idle;
     row(
         &format!("more memory with {} unrelated pods", 2 * pods),
         mebibytes(more),
@@ -73,7 +74,7 @@ pub(crate) async fn due(pods: u32) -> Result<()> {
     lives::create(&cluster.plane, "ours", 0..pods).await?;
     let boosted = lives.until_running(count, PATIENCE).await?;
     sleep(SETTLE).await;
-    let memory = resident(&cluster.replicas[0])?;
+    let memory = cluster.replicas[0].process().resident()?;
     row("memory of the leader, all boosted", mebibytes(memory));
     start_replica(&mut cluster).await?;
     crash(&mut cluster, "headstart-1")?;
@@ -178,11 +179,11 @@ async fn bare_loop(cluster: &Cluster, lives: &Lives, count: usize) -> Result<Dur
 /// The most memory that a replica has until then, in KiB.
 async fn peak_until(replica: &Operator, end: impl Future<Output = Result<()>>) -> Result<f64> {
     let mut end = std::pin::pin!(end);
-    let mut most = resident(replica)?;
+    let mut most = replica.process().resident()?;
     loop {
         tokio::select! {
             ended = &mut end => return ended.map(|()| most),
-            () = sleep(Duration::from_millis(100)) => most = most.max(resident(replica)?),
+            () = sleep(Duration::from_millis(100)) => most = most.max(replica.process().resident()?),
         }
     }
 }

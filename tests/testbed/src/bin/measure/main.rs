@@ -8,13 +8,7 @@ mod effort;
 mod start;
 mod storm;
 
-use std::{
-    path::{Path, PathBuf},
-    process::Stdio,
-};
-
-use anyhow::{Context, Result, bail, ensure};
-use testbed::Operator;
+use anyhow::{Context, Result, bail};
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -37,42 +31,4 @@ async fn main() -> Result<()> {
 fn number(text: &str) -> Result<u32> {
     text.parse()
         .with_context(|| format!("{text:?} is no number"))
-}
-
-/// KiB.
-pub(crate) fn resident(replica: &Operator) -> Result<f64> {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", replica.process().pid()))
-        .context("reading the replica's memory")?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .context("no VmRSS")?;
-    line.trim()
-        .trim_end_matches(" kB")
-        .trim()
-        .parse()
-        .context("VmRSS is no number")
-}
-
-/// Builds the binary as it is shipped: static.
-pub(crate) async fn release_binary() -> Result<PathBuf> {
-    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    let target_folder = build(&["--release", "--bin", "headstart", "--target", &target]).await?;
-    Ok(target_folder.join(target).join("release/headstart"))
-}
-
-/// Builds, and says in which folder all targets are.
-pub(crate) async fn build(args: &[&str]) -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = tokio::process::Command::new(cargo)
-        .args(["build", "--quiet", "--locked"])
-        .args(args)
-        .current_dir(&root)
-        .stdin(Stdio::null())
-        .status()
-        .await
-        .context("running cargo")?;
-    ensure!(status.success(), "cargo build {} failed", args.join(" "));
-    Ok(root.join("target"))
 }

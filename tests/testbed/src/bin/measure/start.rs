@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, Operator};
+use testbed::{Behaviour, Cluster, Operator, release};
 use tokio::time::sleep;
-
-use crate::{release_binary, resident};
 
 const NAMESPACES: usize = 200;
 const BOOSTS: usize = 1_000;
@@ -19,7 +17,7 @@ const READY: Duration = Duration::from_secs(30);
 
 /// Starts replicas one after another beside 1,000 boosts.
 pub(crate) async fn start() -> Result<()> {
-    let binary = release_binary().await?;
+    let binary = release::static_binary().await?;
     println!("| figure | min | median | max |\n|---|---|---|---|");
     for (matcher, named) in [("ExactName", "exact names"), ("RegexName", "a regex each")] {
         let mut cluster = Cluster::start(&binary, 1, Behaviour::default()).await?;
@@ -34,7 +32,7 @@ pub(crate) async fn start() -> Result<()> {
             let name = replica.name().to_owned();
             sleep(IDLE).await;
             let replica = cluster.take_replica(&name)?;
-            memory.push(resident(&replica)? / 1024.0);
+            memory.push(replica.process().resident()? / 1024.0);
             replica.stop(READY).await?;
         }
         row(&format!("from start to Ready, ms ({named})"), &mut ready);

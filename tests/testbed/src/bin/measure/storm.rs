@@ -6,9 +6,10 @@ use anyhow::Result;
 use testbed::{
     Behaviour, Cluster,
     lives::{self, Lives, milliseconds},
+    release,
 };
 
-use crate::{effort::Effort, release_binary};
+use crate::effort::Effort;
 
 /// How long a storm may go on after its last pod.
 const AFTERMATH: Duration = Duration::from_secs(90);
@@ -20,7 +21,7 @@ pub(crate) async fn storm(rate: u32, seconds: u32) -> Result<()> {
         ready_after: Some(Duration::from_secs(5)),
         ..Behaviour::default()
     };
-    let cluster = Cluster::start(&release_binary().await?, 2, behaviour).await?;
+    let cluster = Cluster::start(&release::static_binary().await?, 2, behaviour).await?;
     lives::prepare(&cluster.plane, &["storm"]).await?;
     let lives = Lives::watch(cluster.plane.admin());
     let before = Effort::so_far(&cluster)?;
