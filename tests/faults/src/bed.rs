@@ -144,7 +144,7 @@ impl Bed {
         all.try_for_each(|replica| replica.operator.crash())
     }
 
-    /// Kills all replicas, and starts others instead.
+    /// Kills all replicas, starts others instead, and waits until one of them leads.
     ///
     /// # Errors
     /// If they don't become Ready.
@@ -156,7 +156,8 @@ impl Bed {
         for _ in 0..REPLICAS {
             self.add_as(&change).await?;
         }
-        self.until_ready().await
+        self.until_ready().await?;
+        self.leader().await.map(drop)
     }
 
     /// Waits until all replicas are Ready and get reviews.
