@@ -1,10 +1,14 @@
 //! The claims: pods that carry the label of a boost in force.
 //!
-//! Every replica keeps them, so that a new leader starts from a warm cache; only the leader acts on them.
+//! Every replica keeps them, so that a new leader starts from a warm cache and all of them can show the boosts in force;
+//! only the leader acts on them.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeSet, HashMap},
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use kube::{Api, Client, runtime::watcher::Event};
@@ -28,9 +32,73 @@ pub struct Claims {
 #[derive(Debug, Default)]
 struct State {
     synced: bool,
+    /// When the watch last said something.
+    told: Option<Instant>,
+    /// The newest version that was seen.
+    version: u64,
     pods: HashMap<Uid, Arc<Pod>>,
+    /// The same, in the order of lists.
+    order: BTreeSet<InOrder>,
     /// What has changed since the leader last asked; nobody asks while nobody leads here.
     changed: Option<BTreeSet<Uid>>,
+}
+
+/// Where a pod stands in a list: by namespace, then by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A pod by its [`Place`]. Of two that have the same one after the other, the later counts.
+#[derive(Debug)]
+struct InOrder(Arc<Pod>);
+
+impl InOrder {
+    fn place(&self) -> (&str, &str) {
+        let meta = &self.0.metadata;
+        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+        (namespace.unwrap_or_default(), name.unwrap_or_default())
+    }
+
+    /// No pod, but a place to look at.
+    fn at(place: &Place) -> Self {
+        let mut pod = Pod::default();
+        pod.metadata.namespace = Some(place.namespace.clone());
+        pod.metadata.name = Some(place.name.clone());
+        Self(Arc::new(pod))
+    }
+}
+
+impl Ord for InOrder {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.place().cmp(&other.place())
+    }
+}
+
+impl PartialOrd for InOrder {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for InOrder {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for InOrder {}
+
+/// What is known of how fresh a cache is.
+#[derive(Clone, Copy, Debug)]
+pub struct Freshness {
+    /// The newest `resourceVersion` that it has seen.
+    pub version: u64,
+    /// How long ago it was last told something.
+    pub age: Duration,
 }
 
 impl Claims {
@@ -51,13 +119,11 @@ impl Claims {
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
                 Told::Event(Event::Apply(mut pod)) => {
                     pod.trim();
-                    let uid = uid(&pod);
-                    self.change(uid, |pods, uid| {
-                        pods.insert(uid, Arc::new(pod));
-                    });
+                    self.change(uid(&pod), |state, uid| state.insert(uid, Arc::new(pod)));
                 }
-                Told::Event(Event::Delete(pod)) => self.change(uid(&pod), |pods, uid| {
-                    pods.remove(&uid);
+                Told::Event(Event::Delete(pod)) => self.change(uid(&pod), |state, uid| {
+                    state.see(&pod);
+                    state.remove(&uid);
                 }),
             },
         )
@@ -74,6 +140,38 @@ impl Claims {
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<Arc<Pod>> {
         self.state().pods.get(uid).cloned()
+    }
+
+    /// The pod of that place.
+    #[must_use]
+    pub fn at(&self, place: &Place) -> Option<Arc<Pod>> {
+        let state = self.state();
+        let found = state.order.get(&InOrder::at(place));
+        found.map(|found| Arc::clone(&found.0))
+    }
+
+    /// At most so many pods whose place comes after that one, in order; of one namespace or of all. A pod that is there all
+    /// the time is met exactly once by somebody who goes on from the last place of each answer.
+    #[must_use]
+    pub fn after(&self, place: &Place, namespace: Option<&str>, most: usize) -> Vec<Arc<Pod>> {
+        let state = self.state();
+        let begin = InOrder::at(place);
+        let rest = state.order.range((Bound::Excluded(begin), Bound::Unbounded));
+        rest.take_while(|pod| namespace.is_none_or(|namespace| pod.place().0 == namespace))
+            .take(most)
+            .map(|pod| Arc::clone(&pod.0))
+            .collect()
+    }
+
+    /// How fresh the cache is; `None` before the claims have been listed.
+    #[must_use]
+    pub fn freshness(&self) -> Option<Freshness> {
+        let state = self.state();
+        let told = state.told.filter(|_| state.synced)?;
+        Some(Freshness {
+            version: state.version,
+            age: told.elapsed(),
+        })
     }
 
     /// Begins to follow: all claims count as changed.
@@ -112,8 +210,12 @@ impl Claims {
 
     fn replace(&self, pods: HashMap<Uid, Arc<Pod>>) {
         let mut state = self.state();
-        let old = std::mem::replace(&mut state.pods, pods);
-        state.synced = true;
+        let old = std::mem::take(&mut state.pods);
+        state.order.clear();
+        (state.synced, state.told) = (true, Some(Instant::now()));
+        for (uid, pod) in pods {
+            state.insert(uid, pod);
+        }
         let State { pods, changed, .. } = &mut *state;
         if let Some(changed) = changed {
             changed.extend(old.into_keys().chain(pods.keys().cloned()));
@@ -121,17 +223,144 @@ impl Claims {
         self.changed.notify_one();
     }
 
-    fn change(&self, uid: Uid, apply: impl FnOnce(&mut HashMap<Uid, Arc<Pod>>, Uid)) {
+    fn change(&self, uid: Uid, apply: impl FnOnce(&mut State, Uid)) {
         let mut state = self.state();
         if let Some(changed) = &mut state.changed {
             changed.insert(uid.clone());
         }
-        apply(&mut state.pods, uid);
+        state.told = Some(Instant::now());
+        apply(&mut state, uid);
         self.changed.notify_one();
+    }
+}
+
+impl State {
+    fn insert(&mut self, uid: Uid, pod: Arc<Pod>) {
+        self.see(&pod);
+        self.order.replace(InOrder(Arc::clone(&pod)));
+        self.pods.insert(uid, pod);
+    }
+
+    fn remove(&mut self, uid: &Uid) {
+        let Some(pod) = self.pods.remove(uid) else {
+            return;
+        };
+        let pod = InOrder(pod);
+        // Its place may have gone to another pod by now.
+        if self
+            .order
+            .get(&pod)
+            .is_some_and(|there| Arc::ptr_eq(&there.0, &pod.0))
+        {
+            self.order.remove(&pod);
+        }
+    }
+
+    /// Notes a version. They are numbers of one sequence (KEP-5504); one that is none tells nothing.
+    fn see(&mut self, pod: &Pod) {
+        let version = pod.metadata.resource_version.as_deref();
+        let version = version.and_then(|version| version.parse().ok());
+        self.version = self.version.max(version.unwrap_or(0));
     }
 }
 
 /// The uid of a pod; the API server gives each one.
 pub(crate) fn uid(pod: &Pod) -> Uid {
     pod.metadata.uid.as_deref().unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(uid: usize, namespace: u8, name: u8) -> Arc<Pod> {
+        let pod = json!({
+            "metadata": {
+                "uid": uid.to_string(), "resourceVersion": uid.to_string(),
+                "namespace": format!("n{namespace}"), "name": format!("p{name}"),
+            },
+            "spec": {},
+        });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    }
+
+    fn place(pod: &Pod) -> Place {
+        let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+        Place {
+            namespace: namespace.unwrap_or_default(),
+            name: name.unwrap_or_default(),
+        }
+    }
+
+    fn insert(claims: &Claims, pod: &Arc<Pod>) {
+        claims.change(uid(pod), |state, uid| state.insert(uid, Arc::clone(pod)));
+    }
+
+    fn remove(claims: &Claims, pod: &Arc<Pod>) {
+        claims.change(uid(pod), |state, uid| state.remove(&uid));
+    }
+
+    #[test]
+    fn a_pod_that_took_the_name_of_another_stays_when_that_one_goes() {
+        let claims = Claims::default();
+        let (old, new) = (pod(1, 0, 0), pod(2, 0, 0));
+        insert(&claims, &old);
+        insert(&claims, &new);
+        remove(&claims, &old);
+        let there = claims.at(&place(&new)).expect("it is there");
+        assert_eq!(there.metadata.uid.as_deref(), Some("2"));
+        remove(&claims, &new);
+        assert!(claims.at(&place(&new)).is_none());
+    }
+
+    #[test]
+    fn nothing_is_fresh_before_the_first_list() {
+        let claims = Claims::default();
+        insert(&claims, &pod(7, 0, 0));
+        assert!(claims.freshness().is_none());
+        claims.replace(HashMap::from([("8".into(), pod(8, 0, 0))]));
+        assert_eq!(claims.freshness().expect("it was listed").version, 8);
+        assert!(claims.at(&place(&pod(7, 0, 0))).is_some());
+    }
+
+    proptest! {
+        /// Pods come and go between the pages. (proptest prints the seed of a failure.)
+        #[test]
+        fn a_pod_that_stays_is_met_once_and_nobody_twice(
+            stay in prop::collection::btree_set((0u8..3, 0u8..30), 0..40),
+            changes in prop::collection::vec((0u8..3, 0u8..30, any::<bool>()), 0..60),
+            most in 1usize..7,
+            namespace in prop::option::of(0u8..3),
+        ) {
+            let claims = Claims::default();
+            let stay: Vec<_> = stay.into_iter().enumerate().map(|(uid, at)| pod(uid, at.0, at.1)).collect();
+            let places: BTreeSet<_> = stay.iter().map(|pod| place(pod)).collect();
+            stay.iter().for_each(|pod| insert(&claims, pod));
+            let namespace = namespace.map(|namespace| format!("n{namespace}"));
+            let mut last = Place { namespace: namespace.clone().unwrap_or_default(), name: String::new() };
+            let (mut met, mut changes) = (Vec::new(), changes.into_iter().enumerate());
+            loop {
+                let page = claims.after(&last, namespace.as_deref(), most);
+                let Some(end) = page.last() else { break };
+                last = place(end);
+                met.extend(page.iter().map(|pod| place(pod)));
+                for (uid, (namespace, name, comes)) in changes.by_ref().take(5) {
+                    let pod = pod(1000 + uid, namespace, name);
+                    let there = claims.at(&place(&pod)).filter(|_| !places.contains(&place(&pod)));
+                    match (there, comes) {
+                        (Some(there), false) => remove(&claims, &there),
+                        (None, true) if !places.contains(&place(&pod)) => insert(&claims, &pod),
+                        _ => {}
+                    }
+                }
+            }
+            prop_assert!(met.windows(2).all(|two| two[0] < two[1]), "in order and once: {met:?}");
+            let of_namespace = |place: &&Place| namespace.as_ref().is_none_or(|namespace| place.namespace == *namespace);
+            let missed: Vec<_> = places.iter().filter(of_namespace).filter(|place| !met.contains(place)).collect();
+            prop_assert!(missed.is_empty(), "{missed:?}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ pub use cluster::{
 pub use crd::{crds, crds_yaml};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 pub use pod::{
-    Amounts, Container, ContainerState, ContainerStatus, Pod, PodMetadata, PodOs, PodSpec,
+    ActualResources, Amounts, Container, ContainerState, ContainerStatus, Pod, PodMetadata, PodOs, PodSpec,
     PodStatus, ResizePolicy, Resources, Running, StatusCondition,
 };
 
