@@ -167,7 +167,7 @@ fn start(
         clock.clone(),
         Arc::clone(&metrics),
     ));
-    let tls = certs::server_config(certs.slot(), args.client_ca.as_deref())?;
+    let callers = certs::callers(args.client_ca.as_deref())?;
     let kept = Arc::clone(&certs);
     tasks.forever("certificates", async move { kept.keep().await });
     tasks.forever("version", check_version(watching.clone()));
@@ -191,7 +191,30 @@ fn start(
         clock: clock.clone(),
         metrics: metrics.admission.clone(),
     });
-    tasks.until_stopped("webhook", serve_webhook(webhook, tls, admitter, stop()));
+    if args.view {
+        let view = Arc::new(View::new(
+            Arc::clone(&claims),
+            Arc::clone(&boosts),
+            settings.end,
+            clock.clone(),
+            Arc::clone(&metrics),
+            identity(args),
+            client()?,
+        ));
+        let (kept, client) = (Arc::clone(&view), client()?);
+        let configuration = args.webhook_configuration.clone();
+        tasks.forever("view", async move { kept.keep(client, &configuration).await });
+        let callers = args.client_ca.is_some().then_some(callers);
+        let tls = certs::serving(certs_slot, view::any_caller());
+        let routes = admission::refusals(callers)
+            .or(admission::routes(admitter))
+            .or(view::routes(view));
+        tasks.until_stopped("webhook", serve_webhook(webhook, tls, routes, stop()));
+    } else {
+        let tls = certs::serving(certs_slot, callers);
+        let routes = admission::routes(admitter);
+        tasks.until_stopped("webhook", serve_webhook(webhook, tls, routes, stop()));
+    }
     tasks.until_stopped(
         "probes",
         serve_probes(probes, readiness, Arc::clone(&metrics), stop()),

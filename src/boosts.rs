@@ -128,6 +128,12 @@ impl Boosts {
         self.stored().all.clone()
     }
 
+    /// All their names.
+    #[must_use]
+    pub fn keys(&self) -> Vec<Key> {
+        self.stored().all.keys().cloned().collect()
+    }
+
     /// Tells of changes that may change an answer or an end.
     #[must_use]
     pub fn specs(&self) -> watch::Receiver<()> {

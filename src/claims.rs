@@ -156,7 +156,9 @@ impl Claims {
     pub fn after(&self, place: &Place, namespace: Option<&str>, most: usize) -> Vec<Arc<Pod>> {
         let state = self.state();
         let begin = InOrder::at(place);
-        let rest = state.order.range((Bound::Excluded(begin), Bound::Unbounded));
+        let rest = state
+            .order
+            .range((Bound::Excluded(begin), Bound::Unbounded));
         rest.take_while(|pod| namespace.is_none_or(|namespace| pod.place().0 == namespace))
             .take(most)
             .map(|pod| Arc::clone(&pod.0))

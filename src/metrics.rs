@@ -66,6 +66,19 @@ pub struct Metrics {
     pub certificate_not_after: Gauge<f64, AtomicU64>,
     /// What is left of upstream, on every replica.
     upstream_leftovers: Family<KindLabel, Gauge>,
+    view: ViewMetrics,
+}
+
+/// Series of the view, on every replica where it is on.
+#[derive(Debug)]
+struct ViewMetrics {
+    requests: Family<CodeLabel, Counter>,
+    seconds: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CodeLabel {
+    code: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -183,6 +196,7 @@ impl Default for Metrics {
             "1 while this of kube-startup-cpu-boost is still installed",
             upstream_leftovers.clone(),
         );
+        let view = ViewMetrics::register(ours);
         Self {
             registry: Mutex::new(registry),
             admission,
@@ -193,6 +207,7 @@ impl Default for Metrics {
             containers,
             certificate_not_after,
             upstream_leftovers,
+            view,
         }
     }
 }
@@ -260,12 +275,36 @@ impl Metrics {
         gauge.set(i64::from(is_left));
     }
 
+    /// Counts a request to the view, with its HTTP status.
+    pub fn viewed(&self, code: u16, took: Duration) {
+        self.view.requests.get_or_create(&CodeLabel { code }).inc();
+        self.view.seconds.observe(took.as_secs_f64());
+    }
+
     /// Marks the begin and the end of a term. Series of the leader end with it.
     pub fn leads(self: &Arc<Self>, leads: bool) {
         self.leader.set(i64::from(leads));
         if !leads {
             self.count_boosts(std::iter::empty());
         }
+    }
+}
+
+impl ViewMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let requests = Family::default();
+        let seconds = Histogram::new(exponential_buckets(0.001, 2.0, 12));
+        registry.register(
+            "view_requests",
+            "Requests for boosts in force, by HTTP status",
+            Family::clone(&requests),
+        );
+        registry.register(
+            "view_duration_seconds",
+            "From such a request to its answer, reviews of the caller included",
+            seconds.clone(),
+        );
+        Self { requests, seconds }
     }
 }
 

@@ -114,8 +114,8 @@ pub struct ContainerBoost {
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cpu")]
     pub original: Option<Cpu>,
     /// What it asks for now.
-    #[serde(serialize_with = "cpu")]
-    pub current: Option<Cpu>,
+    #[serde(serialize_with = "known_cpu")]
+    pub current: Cpu,
     /// What it runs with, as its kubelet says; none before it runs.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cpu")]
     pub actual: Option<Cpu>,
@@ -253,7 +253,7 @@ fn container_boost(
             request: loan.request.map(|value| value.original),
             limit: loan.limit.map(|value| value.original),
         }),
-        current: Some(Cpu::of(container)),
+        current: Cpu::of(container),
         actual: pod.container_status(&container.name).and_then(actual),
     }
 }
@@ -281,6 +281,10 @@ fn milli<S: Serializer>(cpu: &MilliCpu, to: S) -> Result<S::Ok, S::Error> {
 
 fn kind<S: Serializer>(kind: &Option<BoostKind>, to: S) -> Result<S::Ok, S::Error> {
     kind.map(BoostKind::as_str).serialize(to)
+}
+
+fn known_cpu<S: Serializer>(known: &Cpu, to: S) -> Result<S::Ok, S::Error> {
+    cpu(&Some(*known), to)
 }
 
 fn cpu<S: Serializer>(cpu: &Option<Cpu>, to: S) -> Result<S::Ok, S::Error> {

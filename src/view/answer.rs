@@ -1,0 +1,184 @@
+//! A page or an object, in the form that was asked for.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use hyper::{Response, header};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    accept::{Form, TABLE},
+    object::{Metadata, Object, Row},
+    query::{Include, token},
+    resource::{API_VERSION, Resource},
+};
+use crate::claims::Place;
+
+/// Which replica answers, and from how fresh a cache: keys of annotations.
+pub(super) const REPLICA: &str = "visibility.autoscaling.x-k8s.io/replica";
+/// Whether it leads.
+pub(super) const LEADER: &str = "visibility.autoscaling.x-k8s.io/leader";
+/// Seconds since its cache was told something.
+pub(super) const CACHE_AGE: &str = "visibility.autoscaling.x-k8s.io/cache-age-seconds";
+
+/// Whence an answer comes.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    /// Annotations that say so.
+    pub(super) annotations: BTreeMap<&'static str, String>,
+    /// The newest version in the cache.
+    pub(super) version: u64,
+}
+
+/// Some objects, in order, and where the next page begins.
+pub(super) struct Page<S> {
+    pub(super) items: Vec<Object<S>>,
+    pub(super) next: Option<Place>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ListMeta {
+    resource_version: String,
+    #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+    annotations: BTreeMap<&'static str, String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct List<S> {
+    kind: String,
+    api_version: &'static str,
+    metadata: ListMeta,
+    items: Vec<Object<S>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Table {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: ListMeta,
+    column_definitions: Vec<Value>,
+    rows: Vec<TableRow>,
+}
+
+#[derive(Serialize)]
+struct TableRow {
+    cells: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object: Option<Value>,
+}
+
+/// A list.
+pub(super) fn list<S: Row + Serialize>(
+    resource: Resource,
+    page: Page<S>,
+    source: Source,
+    form: Form,
+    include: Include,
+    now: DateTime<Utc>,
+) -> Response<Vec<u8>> {
+    let metadata = ListMeta {
+        resource_version: source.version.to_string(),
+        token: page.next.as_ref().map(token),
+        annotations: source.annotations,
+    };
+    if form == TABLE {
+        return json_response(&table(metadata, page.items, include, now));
+    }
+    json_response(&List {
+        kind: format!("{}List", resource.kind()),
+        api_version: API_VERSION,
+        metadata,
+        items: page.items,
+    })
+}
+
+/// One object.
+pub(super) fn one<S: Row + Serialize>(
+    mut object: Object<S>,
+    source: Source,
+    form: Form,
+    include: Include,
+    now: DateTime<Utc>,
+) -> Response<Vec<u8>> {
+    if form == TABLE {
+        let metadata = ListMeta {
+            resource_version: source.version.to_string(),
+            token: None,
+            annotations: source.annotations,
+        };
+        return json_response(&table(metadata, vec![object], include, now));
+    }
+    object.metadata.annotations = source.annotations;
+    json_response(&object)
+}
+
+fn table<S: Row + Serialize>(
+    metadata: ListMeta,
+    items: Vec<Object<S>>,
+    include: Include,
+    now: DateTime<Utc>,
+) -> Table {
+    let column = |name: &str, format: &str, description: &str, is_wide: bool| {
+        json!({
+            "name": name, "type": "string", "format": format, "description": description,
+            "priority": i32::from(is_wide),
+        })
+    };
+    let mut column_definitions = vec![column("Name", "name", "Name of the object", false)];
+    let columns = S::COLUMNS.iter();
+    column_definitions.extend(columns.map(|(name, text, wide)| column(name, "", text, *wide)));
+    let rows = items.into_iter().map(|object| {
+        let mut cells = vec![object.metadata.name.clone()];
+        cells.extend(object.status.cells(now));
+        TableRow {
+            cells,
+            object: shown(object, include),
+        }
+    });
+    Table {
+        kind: "Table",
+        api_version: "meta.k8s.io/v1",
+        metadata,
+        column_definitions,
+        rows: rows.collect(),
+    }
+}
+
+fn shown<S: Serialize>(object: Object<S>, include: Include) -> Option<Value> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Partial {
+        kind: &'static str,
+        api_version: &'static str,
+        metadata: Metadata,
+    }
+    let value = match include {
+        Include::None => return None,
+        Include::Metadata => serde_json::to_value(Partial {
+            kind: "PartialObjectMetadata",
+            api_version: "meta.k8s.io/v1",
+            metadata: object.metadata,
+        }),
+        Include::Object => serde_json::to_value(object),
+    };
+    Some(value.expect("texts and numbers can be written"))
+}
+
+/// Any value, as JSON.
+pub(super) fn json_response(value: &impl Serialize) -> Response<Vec<u8>> {
+    typed_response(value, "application/json")
+}
+
+/// The same under another name.
+pub(super) fn typed_response(value: &impl Serialize, media_type: &str) -> Response<Vec<u8>> {
+    let body = serde_json::to_vec(value).expect("texts and numbers can be written");
+    Response::builder()
+        .header(header::CONTENT_TYPE, media_type)
+        .body(body)
+        .expect("a header makes a response")
+}
