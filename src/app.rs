@@ -4,12 +4,12 @@
 //! cause, and Kubernetes starts it anew; a task that died unnoticed would leave a replica that looks healthy and reverts
 //! nothing (linkerd/linkerd2#15506).
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
+use futures::{FutureExt as _, future::BoxFuture};
 use hyper_util::service::TowerToHyperService;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client, Config};
-use rustls::ServerConfig;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -17,11 +17,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use warp::Filter as _;
 
 use crate::{
     admission::{self, Admitter},
     boosts::Boosts,
-    certs::{self, Certs},
+    certs::{self, CertSlot, Certs},
     check::is_too_old,
     claims::Claims,
     clock::Clock,
@@ -36,6 +37,7 @@ use crate::{
     surroundings,
     sweeper::{Events, Sweeper, Tally, Writer},
     upstream,
+    view::{self, View},
 };
 
 /// Connections that the webhook holds at once; the API server opens a few.
@@ -167,8 +169,7 @@ fn start(
         clock.clone(),
         Arc::clone(&metrics),
     ));
-    let callers = certs::callers(args.client_ca.as_deref())?;
-    let kept = Arc::clone(&certs);
+    let (kept, slot) = (Arc::clone(&certs), certs.slot());
     tasks.forever("certificates", async move { kept.keep().await });
     tasks.forever("version", check_version(watching.clone()));
     tasks.forever("upstream", upstream::keep(watching, Arc::clone(&metrics)));
@@ -191,7 +192,7 @@ fn start(
         clock: clock.clone(),
         metrics: metrics.admission.clone(),
     });
-    if args.view {
+    let view = if args.view {
         let view = Arc::new(View::new(
             Arc::clone(&claims),
             Arc::clone(&boosts),
@@ -202,19 +203,15 @@ fn start(
             client()?,
         ));
         let (kept, client) = (Arc::clone(&view), client()?);
-        let configuration = args.webhook_configuration.clone();
-        tasks.forever("view", async move { kept.keep(client, &configuration).await });
-        let callers = args.client_ca.is_some().then_some(callers);
-        let tls = certs::serving(certs_slot, view::any_caller());
-        let routes = admission::refusals(callers)
-            .or(admission::routes(admitter))
-            .or(view::routes(view));
-        tasks.until_stopped("webhook", serve_webhook(webhook, tls, routes, stop()));
+        let webhook = args.webhook_configuration.clone();
+        tasks.forever("view", async move { kept.keep(client, &webhook).await });
+        Some(view)
     } else {
-        let tls = certs::serving(certs_slot, callers);
-        let routes = admission::routes(admitter);
-        tasks.until_stopped("webhook", serve_webhook(webhook, tls, routes, stop()));
-    }
+        None
+    };
+    let client_ca = args.client_ca.as_deref();
+    let served = serve_webhook(webhook, slot, client_ca, admitter, view, stop())?;
+    tasks.until_stopped("webhook", served);
     tasks.until_stopped(
         "probes",
         serve_probes(probes, readiness, Arc::clone(&metrics), stop()),
@@ -289,15 +286,31 @@ fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Ta
     });
 }
 
-async fn serve_webhook(
+/// Serves reviews and, where there is one, the view. The view has callers of its own, so everybody may connect then.
+fn serve_webhook(
     listener: TcpListener,
-    tls: Arc<ServerConfig>,
+    slot: Arc<CertSlot>,
+    client_ca: Option<&Path>,
     admitter: Arc<Admitter>,
+    view: Option<Arc<View>>,
     stop: Stop,
-) -> io::Result<()> {
-    let service = TowerToHyperService::new(warp::service(admission::routes(admitter)));
+) -> Result<BoxFuture<'static, io::Result<()>>, certs::CallersError> {
     let connections = connection_limit(WEBHOOK_CONNECTIONS);
-    serve(listener, Some(tls), service, connections, stop).await
+    let reviews = admission::routes(admitter);
+    let Some(view) = view else {
+        let tls = certs::server_config(slot, client_ca)?;
+        let service = TowerToHyperService::new(warp::service(reviews));
+        return Ok(serve(listener, Some(tls), service, connections, stop).boxed());
+    };
+    let tls = certs::serving(slot, view::any_caller());
+    let callers = client_ca
+        .map(|file| certs::callers(Some(file)))
+        .transpose()?;
+    let routes = admission::refusals(callers)
+        .or(reviews)
+        .or(view::routes(view));
+    let service = TowerToHyperService::new(warp::service(routes));
+    Ok(serve(listener, Some(tls), service, connections, stop).boxed())
 }
 
 async fn serve_probes(

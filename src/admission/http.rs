@@ -42,7 +42,10 @@ pub fn refusals(
             futures::future::ready(if is_known {
                 Err(warp::reject())
             } else {
-                Ok(refusal(forbidden, "only callers of --client-ca are answered"))
+                Ok(refusal(
+                    forbidden,
+                    "only callers of --client-ca are answered",
+                ))
             })
         })
 }

@@ -153,7 +153,9 @@ mod tests {
             (name, HeaderValue::from_str(value).expect("a value"))
         });
         let mut headers = HeaderMap::new();
-        pairs.for_each(|(name, value)| drop(headers.append(name, value)));
+        for (name, value) in pairs {
+            headers.append(name, value);
+        }
         headers
     }
 
@@ -188,7 +190,8 @@ mod tests {
             extra: [scopes].into(),
             ..user("alice", &["dev", "ops", AUTHENTICATED])
         };
-        let claimed = claimed(&trust, &chain, &headers(&SPOKEN_FOR));
+        let headers = headers(&SPOKEN_FOR);
+        let claimed = claimed(&trust, &chain, &headers);
         assert_eq!(claimed, Claimed::User(expected));
     }
 
