@@ -16,6 +16,7 @@ pub mod operator;
 pub mod pki;
 pub mod process;
 pub mod rest;
+pub mod view;
 pub mod wait;
 
 pub use balancer::{Backend, Balancer};
