@@ -213,7 +213,8 @@ pub fn kind_of((namespace, _): &Key) -> BoostKind {
     }
 }
 
-fn read<K>(DeserializeGuard(object): DeserializeGuard<K>) -> (Key, Stored)
+/// Reads an object that may be invalid.
+pub(crate) fn read<K>(DeserializeGuard(object): DeserializeGuard<K>) -> (Key, Stored)
 where
     K: BoostObject + Resource<DynamicType = ()>,
 {

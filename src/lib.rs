@@ -35,6 +35,7 @@ pub mod domain;
 pub mod error;
 pub mod explain;
 pub mod lease;
+pub mod list;
 pub mod metrics;
 pub mod probes;
 pub mod revert;

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::{
     accept::{Form, TABLE},
-    object::{Metadata, Object, Row},
+    object::{ListMeta, Metadata, Object, ObjectList, Row},
     query::{Include, token},
-    resource::{API_VERSION, Resource},
+    resource::Resource,
 };
 use crate::claims::Place;
 
@@ -35,24 +35,6 @@ pub(super) struct Source {
 pub(super) struct Page<S> {
     pub(super) items: Vec<Object<S>>,
     pub(super) next: Option<Place>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ListMeta {
-    resource_version: String,
-    #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
-    token: Option<String>,
-    annotations: BTreeMap<&'static str, String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct List<S> {
-    kind: String,
-    api_version: &'static str,
-    metadata: ListMeta,
-    items: Vec<Object<S>>,
 }
 
 #[derive(Serialize)]
@@ -89,12 +71,7 @@ pub(super) fn list<S: Row + Serialize>(
     if form == TABLE {
         return json_response(&table(metadata, page.items, include, now));
     }
-    json_response(&List {
-        kind: format!("{}List", resource.kind()),
-        api_version: API_VERSION,
-        metadata,
-        items: page.items,
-    })
+    json_response(&ObjectList::new(resource, metadata, page.items))
 }
 
 /// One object.

@@ -54,6 +54,49 @@ pub struct Metadata {
     pub(super) annotations: BTreeMap<&'static str, String>,
 }
 
+/// A list of them.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectList<S> {
+    kind: String,
+    api_version: &'static str,
+    metadata: ListMeta,
+    items: Vec<Object<S>>,
+}
+
+/// `metadata` of a list.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListMeta {
+    /// The newest version that was seen.
+    pub(super) resource_version: String,
+    /// Where the next page begins, if there is one.
+    #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
+    pub(super) token: Option<String>,
+    /// Which replica answers, and from how fresh a cache.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) annotations: BTreeMap<&'static str, String>,
+}
+
+impl<S> ObjectList<S> {
+    pub(super) fn new(resource: Resource, metadata: ListMeta, items: Vec<Object<S>>) -> Self {
+        Self {
+            kind: format!("{}List", resource.kind()),
+            api_version: API_VERSION,
+            metadata,
+            items,
+        }
+    }
+}
+
+impl ObjectList<Boosted> {
+    /// Pods whose boosts are in force, from no view.
+    #[must_use]
+    pub fn boosted_pods(items: Vec<Object<Boosted>>) -> Self {
+        Self::new(Resource::BoostedPods, ListMeta::default(), items)
+    }
+}
+
 /// Something that is shown in a table too.
 pub trait Row {
     /// The columns after the name; those for `-o wide` have `true`.

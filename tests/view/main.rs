@@ -5,6 +5,7 @@
 
 mod callers;
 mod direct;
+mod list;
 mod replicas;
 
 use std::{path::Path, time::Duration};
