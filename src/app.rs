@@ -192,23 +192,11 @@ fn start(
         clock: clock.clone(),
         metrics: metrics.admission.clone(),
     });
-    let view = if args.view {
-        let view = Arc::new(View::new(
-            Arc::clone(&claims),
-            Arc::clone(&boosts),
-            settings.end,
-            clock.clone(),
-            Arc::clone(&metrics),
-            identity(args),
-            client()?,
-        ));
-        let (kept, client) = (Arc::clone(&view), client()?);
-        let webhook = args.webhook_configuration.clone();
-        tasks.forever("view", async move { kept.keep(client, &webhook).await });
-        Some(view)
-    } else {
-        None
-    };
+    let caches = (Arc::clone(&claims), Arc::clone(&boosts));
+    let view = args
+        .view
+        .then(|| start_view(args, caches, &clock, &metrics, client, tasks))
+        .transpose()?;
     let client_ca = args.client_ca.as_deref();
     let served = serve_webhook(webhook, slot, client_ca, admitter, view, stop())?;
     tasks.until_stopped("webhook", served);
@@ -264,6 +252,30 @@ fn start(
         Ok(())
     });
     Ok(released)
+}
+
+/// Starts what the view needs beside the caches.
+fn start_view(
+    args: &RunArgs,
+    (claims, boosts): (Arc<Claims>, Arc<Boosts>),
+    clock: &Clock,
+    metrics: &Arc<Metrics>,
+    client: impl Fn() -> Result<Client, AppError>,
+    tasks: &mut Tasks,
+) -> Result<Arc<View>, AppError> {
+    let view = Arc::new(View::new(
+        claims,
+        boosts,
+        args.admission.settings().end,
+        clock.clone(),
+        Arc::clone(metrics),
+        identity(args),
+        client()?,
+    ));
+    let (kept, client) = (Arc::clone(&view), client()?);
+    let webhook = args.webhook_configuration.clone();
+    tasks.forever("view", async move { kept.keep(client, &webhook).await });
+    Ok(view)
 }
 
 fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {

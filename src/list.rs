@@ -281,7 +281,9 @@ fn table(
             .collect()
     }));
     if !with_namespace {
-        rows.iter_mut().for_each(|row| drop(row.remove(0)));
+        for row in &mut rows {
+            row.remove(0);
+        }
     }
     let mut widths = BTreeMap::<usize, usize>::new();
     for (column, cell) in rows.iter().flat_map(|row| row.iter().enumerate()) {

@@ -80,8 +80,8 @@ impl Peer {
     pub fn is_verified(&self, verifier: &dyn ClientCertVerifier) -> bool {
         *self.0.is_verified.get_or_init(|| {
             self.0.chain.split_first().is_some_and(|(leaf, more)| {
-                let verified = verifier.verify_client_cert(leaf, more, UnixTime::now());
-                verified.is_ok()
+                let now = UnixTime::now();
+                verifier.verify_client_cert(leaf, more, now).is_ok()
             })
         })
     }

@@ -29,6 +29,7 @@ const BODY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Refuses reviews of callers that a verifier of `--client-ca` does not accept, where others may connect too. It goes before
 /// [`routes`].
+#[must_use]
 pub fn refusals(
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 ) -> impl Filter<Extract = (impl Reply,), Error = warp::Rejection> + Clone {

@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
-use serde::{Serialize, Serializer};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
 
 use super::{
     cpu::Cpu,
@@ -77,10 +77,10 @@ pub struct Boosted {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// When it was made.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "instant")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub boosted_time: Option<DateTime<Utc>>,
     /// When it is due, as far as that is known.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "instant")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub due_time: Option<DateTime<Utc>>,
     /// What makes it due then.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +89,6 @@ pub struct Boosted {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub end: String,
     /// What the pod's requests have beyond their originals.
-    #[serde(rename = "lentMilliCPU", serialize_with = "milli")]
     pub lent: MilliCpu,
     /// Its boosted containers, in the pod's order.
     pub containers: Vec<ContainerBoost>,
@@ -99,7 +98,7 @@ pub struct Boosted {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct BoostName {
     /// Its kind, as far as this version knows it.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "kind")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<BoostKind>,
     /// Its name.
     pub name: String,
@@ -111,13 +110,12 @@ pub struct ContainerBoost {
     /// Its name.
     pub name: String,
     /// What it was created with; none where the record's entry can't be read.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cpu")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub original: Option<Cpu>,
     /// What it asks for now.
-    #[serde(serialize_with = "known_cpu")]
     pub current: Cpu,
     /// What it runs with, as its kubelet says; none before it runs.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cpu")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub actual: Option<Cpu>,
 }
 
@@ -130,13 +128,12 @@ pub struct Summary {
     /// The same by phase, without those that are none.
     pub phases: BTreeMap<Phase, usize>,
     /// What all their requests have beyond their originals.
-    #[serde(rename = "lentMilliCPU", serialize_with = "milli")]
     pub lent: MilliCpu,
     /// When the oldest was made.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "instant")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_time: Option<DateTime<Utc>>,
     /// When the next is due, or was.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "instant")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub next_due_time: Option<DateTime<Utc>>,
 }
 
@@ -267,42 +264,6 @@ fn actual(status: &ContainerStatus) -> Option<Cpu> {
     })
 }
 
-/// RFC 3339 in whole seconds, as Kubernetes writes times.
-fn instant<S: Serializer>(at: &Option<DateTime<Utc>>, to: S) -> Result<S::Ok, S::Error> {
-    match at {
-        Some(at) => to.serialize_str(&at.to_rfc3339_opts(SecondsFormat::Secs, true)),
-        None => to.serialize_none(),
-    }
-}
-
-fn milli<S: Serializer>(cpu: &MilliCpu, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_u64(cpu.milli())
-}
-
-fn kind<S: Serializer>(kind: &Option<BoostKind>, to: S) -> Result<S::Ok, S::Error> {
-    kind.map(BoostKind::as_str).serialize(to)
-}
-
-fn known_cpu<S: Serializer>(known: &Cpu, to: S) -> Result<S::Ok, S::Error> {
-    cpu(&Some(*known), to)
-}
-
-fn cpu<S: Serializer>(cpu: &Option<Cpu>, to: S) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Values {
-        #[serde(skip_serializing_if = "Option::is_none")]
-        request: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        limit: Option<String>,
-    }
-    let text = |value: Option<MilliCpu>| value.map(|value| value.to_string());
-    let values = cpu.map(|cpu| Values {
-        request: text(cpu.request),
-        limit: text(cpu.limit),
-    });
-    values.serialize(to)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -365,7 +326,7 @@ mod tests {
             "boost": {"kind": "StartupCPUBoost", "name": "b"},
             "phase": "Orphaned", "reason": "NotDue",
             "boostedTime": "2026-12-01T10:00:00Z", "dueTime": "2026-12-01T10:01:00Z", "dueBy": "FixedDuration",
-            "end": "Ready or 60s", "lentMilliCPU": 500,
+            "end": "Ready or 60s", "lent": "500m",
             "containers": [{
                 "name": "app", "original": {"request": "250m", "limit": "1"},
                 "current": {"request": "750m", "limit": "3"}, "actual": {"request": "750m", "limit": "3"},
@@ -411,7 +372,7 @@ mod tests {
             summary.add(&seen(&pod(record, "750m", &json!([])), 10));
         }
         let expected = json!({
-            "pods": 3, "phases": {"Orphaned": 2, "Unreadable": 1}, "lentMilliCPU": 1000,
+            "pods": 3, "phases": {"Orphaned": 2, "Unreadable": 1}, "lent": "1",
             "oldestTime": "2026-12-01T10:00:00Z", "nextDueTime": "2026-12-01T10:01:00Z",
         });
         assert_eq!(serde_json::to_value(summary).expect("JSON"), expected);

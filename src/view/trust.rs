@@ -115,8 +115,8 @@ impl Authority {
     pub(super) fn has_signed(&self, chain: &[CertificateDer<'static>]) -> bool {
         let now = UnixTime::now();
         chain.split_first().is_some_and(|(leaf, more)| {
-            let verified = self.verifier.verify_client_cert(leaf, more, now);
-            verified.is_ok()
+            let verifier = &self.verifier;
+            verifier.verify_client_cert(leaf, more, now).is_ok()
         })
     }
 }
