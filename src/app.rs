@@ -4,7 +4,7 @@
 //! cause, and Kubernetes starts it anew; a task that died unnoticed would leave a replica that looks healthy and reverts
 //! nothing (linkerd/linkerd2#15506).
 
-use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, future::BoxFuture};
 use hyper_util::service::TowerToHyperService;
@@ -193,12 +193,8 @@ fn start(
         metrics: metrics.admission.clone(),
     });
     let caches = (Arc::clone(&claims), Arc::clone(&boosts));
-    let view = args
-        .view
-        .then(|| start_view(args, caches, &clock, &metrics, client, tasks))
-        .transpose()?;
-    let client_ca = args.client_ca.as_deref();
-    let served = serve_webhook(webhook, slot, client_ca, admitter, view, stop())?;
+    let view = start_view(args, caches, &clock, &metrics, client, tasks)?;
+    let served = serve_webhook(webhook, slot, args, admitter, view, stop())?;
     tasks.until_stopped("webhook", served);
     tasks.until_stopped(
         "probes",
@@ -254,7 +250,7 @@ fn start(
     Ok(released)
 }
 
-/// Starts what the view needs beside the caches.
+/// Starts what the view needs beside the caches, where it is switched on.
 fn start_view(
     args: &RunArgs,
     (claims, boosts): (Arc<Claims>, Arc<Boosts>),
@@ -262,7 +258,10 @@ fn start_view(
     metrics: &Arc<Metrics>,
     client: impl Fn() -> Result<Client, AppError>,
     tasks: &mut Tasks,
-) -> Result<Arc<View>, AppError> {
+) -> Result<Option<Arc<View>>, AppError> {
+    if !args.view {
+        return Ok(None);
+    }
     let view = Arc::new(View::new(
         claims,
         boosts,
@@ -274,8 +273,9 @@ fn start_view(
     ));
     let (kept, client) = (Arc::clone(&view), client()?);
     let webhook = args.webhook_configuration.clone();
-    tasks.forever("view", async move { kept.keep(client, &webhook).await });
-    Ok(view)
+    let keep = async move { Box::pin(kept.keep(client, &webhook)).await };
+    tasks.forever("view", keep);
+    Ok(Some(view))
 }
 
 fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {
@@ -302,13 +302,13 @@ fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Ta
 fn serve_webhook(
     listener: TcpListener,
     slot: Arc<CertSlot>,
-    client_ca: Option<&Path>,
+    args: &RunArgs,
     admitter: Arc<Admitter>,
     view: Option<Arc<View>>,
     stop: Stop,
 ) -> Result<BoxFuture<'static, io::Result<()>>, certs::CallersError> {
     let connections = connection_limit(WEBHOOK_CONNECTIONS);
-    let reviews = admission::routes(admitter);
+    let (client_ca, reviews) = (args.client_ca.as_deref(), admission::routes(admitter));
     let Some(view) = view else {
         let tls = certs::server_config(slot, client_ca)?;
         let service = TowerToHyperService::new(warp::service(reviews));

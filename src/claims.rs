@@ -4,8 +4,7 @@
 //! only the leader acts on them.
 
 use std::{
-    cmp::Ordering,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -37,8 +36,8 @@ struct State {
     /// The newest version that was seen.
     version: u64,
     pods: HashMap<Uid, Arc<Pod>>,
-    /// The same, in the order of lists.
-    order: BTreeSet<InOrder>,
+    /// The same, in the order of lists. Of two that have had a place one after the other, the later counts.
+    order: BTreeMap<Place, Arc<Pod>>,
     /// What has changed since the leader last asked; nobody asks while nobody leads here.
     changed: Option<BTreeSet<Uid>>,
 }
@@ -52,45 +51,17 @@ pub struct Place {
     pub name: String,
 }
 
-/// A pod by its [`Place`]. Of two that have the same one after the other, the later counts.
-#[derive(Debug)]
-struct InOrder(Arc<Pod>);
-
-impl InOrder {
-    fn place(&self) -> (&str, &str) {
-        let meta = &self.0.metadata;
-        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
-        (namespace.unwrap_or_default(), name.unwrap_or_default())
-    }
-
-    /// No pod, but a place to look at.
-    fn at(place: &Place) -> Self {
-        let mut pod = Pod::default();
-        pod.metadata.namespace = Some(place.namespace.clone());
-        pod.metadata.name = Some(place.name.clone());
-        Self(Arc::new(pod))
+impl Place {
+    /// A pod's.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Self {
+        let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+        Self {
+            namespace: namespace.clone().unwrap_or_default(),
+            name: name.clone().unwrap_or_default(),
+        }
     }
 }
-
-impl Ord for InOrder {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.place().cmp(&other.place())
-    }
-}
-
-impl PartialOrd for InOrder {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for InOrder {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for InOrder {}
 
 /// What is known of how fresh a cache is.
 #[derive(Clone, Copy, Debug)]
@@ -145,9 +116,7 @@ impl Claims {
     /// The pod of that place.
     #[must_use]
     pub fn at(&self, place: &Place) -> Option<Arc<Pod>> {
-        let state = self.state();
-        let found = state.order.get(&InOrder::at(place));
-        found.map(|found| Arc::clone(&found.0))
+        self.state().order.get(place).cloned()
     }
 
     /// At most so many pods whose place comes after that one, in order; of one namespace or of all. A pod that is there all
@@ -155,13 +124,11 @@ impl Claims {
     #[must_use]
     pub fn after(&self, place: &Place, namespace: Option<&str>, most: usize) -> Vec<Arc<Pod>> {
         let state = self.state();
-        let begin = InOrder::at(place);
-        let rest = state
-            .order
-            .range((Bound::Excluded(begin), Bound::Unbounded));
-        rest.take_while(|pod| namespace.is_none_or(|namespace| pod.place().0 == namespace))
+        let after = (Bound::Excluded(place), Bound::Unbounded);
+        let rest = state.order.range::<Place, _>(after);
+        rest.take_while(|(place, _)| namespace.is_none_or(|of| place.namespace == of))
             .take(most)
-            .map(|pod| Arc::clone(&pod.0))
+            .map(|(_, pod)| Arc::clone(pod))
             .collect()
     }
 
@@ -239,7 +206,7 @@ impl Claims {
 impl State {
     fn insert(&mut self, uid: Uid, pod: Arc<Pod>) {
         self.see(&pod);
-        self.order.replace(InOrder(Arc::clone(&pod)));
+        self.order.insert(Place::of(&pod), Arc::clone(&pod));
         self.pods.insert(uid, pod);
     }
 
@@ -247,14 +214,11 @@ impl State {
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
-        let pod = InOrder(pod);
+        let place = Place::of(&pod);
         // Its place may have gone to another pod by now.
-        if self
-            .order
-            .get(&pod)
-            .is_some_and(|there| Arc::ptr_eq(&there.0, &pod.0))
-        {
-            self.order.remove(&pod);
+        let there = self.order.get(&place);
+        if there.is_some_and(|there| Arc::ptr_eq(there, &pod)) {
+            self.order.remove(&place);
         }
     }
 
@@ -289,14 +253,6 @@ mod tests {
         Arc::new(serde_json::from_value(pod).expect("a pod"))
     }
 
-    fn place(pod: &Pod) -> Place {
-        let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-        Place {
-            namespace: namespace.unwrap_or_default(),
-            name: name.unwrap_or_default(),
-        }
-    }
-
     fn insert(claims: &Claims, pod: &Arc<Pod>) {
         claims.change(uid(pod), |state, uid| state.insert(uid, Arc::clone(pod)));
     }
@@ -312,10 +268,10 @@ mod tests {
         insert(&claims, &old);
         insert(&claims, &new);
         remove(&claims, &old);
-        let there = claims.at(&place(&new)).expect("it is there");
+        let there = claims.at(&Place::of(&new)).expect("it is there");
         assert_eq!(there.metadata.uid.as_deref(), Some("2"));
         remove(&claims, &new);
-        assert!(claims.at(&place(&new)).is_none());
+        assert!(claims.at(&Place::of(&new)).is_none());
     }
 
     #[test]
@@ -325,7 +281,7 @@ mod tests {
         assert!(claims.freshness().is_none());
         claims.replace(HashMap::from([("8".into(), pod(8, 0, 0))]));
         assert_eq!(claims.freshness().expect("it was listed").version, 8);
-        assert!(claims.at(&place(&pod(7, 0, 0))).is_some());
+        assert!(claims.at(&Place::of(&pod(7, 0, 0))).is_some());
     }
 
     proptest! {
@@ -339,22 +295,24 @@ mod tests {
         ) {
             let claims = Claims::default();
             let stay: Vec<_> = stay.into_iter().enumerate().map(|(uid, at)| pod(uid, at.0, at.1)).collect();
-            let places: BTreeSet<_> = stay.iter().map(|pod| place(pod)).collect();
-            stay.iter().for_each(|pod| insert(&claims, pod));
+            let places: BTreeSet<_> = stay.iter().map(|pod| Place::of(pod)).collect();
+            for pod in &stay {
+                insert(&claims, pod);
+            }
             let namespace = namespace.map(|namespace| format!("n{namespace}"));
             let mut last = Place { namespace: namespace.clone().unwrap_or_default(), name: String::new() };
             let (mut met, mut changes) = (Vec::new(), changes.into_iter().enumerate());
             loop {
                 let page = claims.after(&last, namespace.as_deref(), most);
                 let Some(end) = page.last() else { break };
-                last = place(end);
-                met.extend(page.iter().map(|pod| place(pod)));
+                last = Place::of(end);
+                met.extend(page.iter().map(|pod| Place::of(pod)));
                 for (uid, (namespace, name, comes)) in changes.by_ref().take(5) {
                     let pod = pod(1000 + uid, namespace, name);
-                    let there = claims.at(&place(&pod)).filter(|_| !places.contains(&place(&pod)));
+                    let there = claims.at(&Place::of(&pod)).filter(|_| !places.contains(&Place::of(&pod)));
                     match (there, comes) {
                         (Some(there), false) => remove(&claims, &there),
-                        (None, true) if !places.contains(&place(&pod)) => insert(&claims, &pod),
+                        (None, true) if !places.contains(&Place::of(&pod)) => insert(&claims, &pod),
                         _ => {}
                     }
                 }

@@ -2,7 +2,7 @@
 //!
 //! The same objects and the same columns as the view has, made of the pods and the boosts that the API server shows.
 
-use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -285,17 +285,15 @@ fn table(
             row.remove(0);
         }
     }
-    let mut widths = BTreeMap::<usize, usize>::new();
-    for (column, cell) in rows.iter().flat_map(|row| row.iter().enumerate()) {
-        let width = widths.entry(column).or_default();
-        *width = (*width).max(cell.chars().count());
-    }
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(widths.values());
-        let cells: Vec<_> = cells
-            .map(|(cell, width)| format!("{cell:<width$}"))
-            .collect();
-        cells.join("   ").trim_end().to_owned() + "\n"
+        let cells = row.iter().zip(&widths);
+        let cells = cells.map(|(cell, width)| format!("{cell:<width$}   "));
+        cells.collect::<String>().trim_end().to_owned() + "\n"
     };
     rows.iter().map(line).collect()
 }

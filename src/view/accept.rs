@@ -63,11 +63,8 @@ fn read(text: &str) -> Option<Range<'_>> {
         let (key, value) = part.split_once('=')?;
         match key.trim() {
             "q" => {
-                range.quality = value
-                    .trim()
-                    .parse()
-                    .ok()
-                    .filter(|q| (0.0..=1.0).contains(q))?
+                let quality = value.trim().parse().ok();
+                range.quality = quality.filter(|q| (0.0..=1.0).contains(q))?;
             }
             "as" => range.form[0] = Some(value),
             "g" => range.form[1] = Some(value),

@@ -120,14 +120,14 @@ fn by_certificate(trust: &Trust, chain: &[CertificateDer<'static>]) -> Option<Us
     })
 }
 
-/// Common name and organizations.
+/// Common name and organizations; of several common names the last, as Go and so the API server has it.
 fn subject(certificate: &CertificateDer<'_>) -> Option<(String, Vec<String>)> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let subject = certificate.subject();
-    let mut names = subject.iter_common_name().map(|name| name.as_str().ok());
+    let name = subject.iter_common_name().last()?.as_str().ok()?;
     let groups = subject.iter_organization().map(|name| name.as_str().ok());
     let groups: Option<Vec<_>> = groups.map(|group| Some(group?.to_owned())).collect();
-    Some((names.next()??.to_owned(), groups?))
+    Some((name.to_owned(), groups?))
 }
 
 fn token(headers: &HeaderMap) -> Option<&str> {

@@ -23,12 +23,13 @@ mod reviews;
 mod tls;
 mod trust;
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Instant};
 
 use chrono::{DateTime, Utc};
 use hyper::{HeaderMap, Method, Response};
-use kube::Client;
+use kube::{Api, Client, runtime::watcher::Event};
 use rustls::server::danger::ClientCertVerifier;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use warp::{Filter, Reply};
@@ -58,6 +59,7 @@ use crate::{
     },
     metrics::Metrics,
     server::Peer,
+    watch::{Told, forever, named},
 };
 
 /// Requests for objects that are worked on at once; more are told to come again.
@@ -266,7 +268,7 @@ impl View {
         std::iter::from_fn(move || {
             let some = (!is_end).then(|| self.claims.after(&after, namespace, STRIDE))?;
             is_end = some.len() < STRIDE;
-            after = some.last().map(|pod| place_of(pod))?;
+            after = some.last().map(|pod| Place::of(pod))?;
             Some(some)
         })
         .flatten()
@@ -314,7 +316,7 @@ impl View {
             let boosted = self.boosted(&pod, sight);
             if boosted.boost.kind == Some(kind) {
                 let namespace = match kind {
-                    BoostKind::Namespaced => place_of(&pod).namespace,
+                    BoostKind::Namespaced => Place::of(&pod).namespace,
                     BoostKind::Cluster => String::new(),
                 };
                 let key = (namespace, boosted.boost.name.clone());
@@ -362,11 +364,6 @@ fn place((namespace, name): Key) -> Place {
     Place { namespace, name }
 }
 
-fn place_of(pod: &Pod) -> Place {
-    let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
-    place((namespace.unwrap_or_default(), name.unwrap_or_default()))
-}
-
 fn groups(headers: &HeaderMap) -> Result<Response<Vec<u8>>, Failure> {
     match negotiate(headers, &[Form::Plain, DISCOVERY]) {
         Some(Form::Plain) => Ok(json_response(&discovery::groups())),
@@ -381,6 +378,22 @@ fn groups(headers: &HeaderMap) -> Result<Response<Vec<u8>>, Failure> {
 fn plain(headers: &HeaderMap, value: &Value) -> Result<Response<Vec<u8>>, Failure> {
     negotiate(headers, &[Form::Plain]).ok_or(Failure::NotAcceptable)?;
     Ok(json_response(value))
+}
+
+/// Watches the object of a name for ever, and hands it on whenever it has changed; `None` is that there is none.
+async fn follow<K>(api: Api<K>, name: &str, mut tell: impl FnMut(Option<K>))
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let mut listed = None;
+    forever(api, named(name), |told| match told {
+        Told::Event(Event::Init) => listed = None,
+        Told::Event(Event::InitApply(object)) => listed = Some(object),
+        Told::Event(Event::InitDone) => tell(listed.take()),
+        Told::Event(Event::Apply(object)) => tell(Some(object)),
+        Told::Event(Event::Delete(_)) | Told::Absent => tell(None),
+    })
+    .await;
 }
 
 /// Asks callers for a certificate, and takes any or none: who has signed it is looked at for each request.

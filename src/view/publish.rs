@@ -13,7 +13,6 @@ use k8s_openapi::{
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
-    runtime::watcher::Event,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -22,10 +21,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{
-    error::Chain,
-    watch::{Told, forever, named},
-};
+use super::follow;
+use crate::error::Chain;
 
 /// The object that the manifests bring.
 const API_SERVICE: &str = "v1alpha1.visibility.autoscaling.x-k8s.io";
@@ -65,16 +62,14 @@ struct Publisher {
 /// Keeps the APIService's CA, for ever.
 pub(super) async fn keep(client: Client, webhook: &str) {
     let publisher = Publisher::default();
-    let webhooks = forever(
-        Api::<MutatingWebhookConfiguration>::all(client.clone()),
-        named(webhook),
-        |told| publisher.tell(told, |seen, webhook| seen.published = webhook.and_then(ca)),
-    );
-    let services = forever(
-        Api::<APIService>::all(client.clone()),
-        named(API_SERVICE),
-        |told| publisher.tell(told, |seen, service| seen.service = service),
-    );
+    let webhooks = Api::<MutatingWebhookConfiguration>::all(client.clone());
+    let webhooks = follow(webhooks, webhook, |found| {
+        publisher.tell(|seen| seen.published = found.and_then(ca));
+    });
+    let services = Api::<APIService>::all(client.clone());
+    let services = follow(services, API_SERVICE, |found| {
+        publisher.tell(|seen| seen.service = found);
+    });
     tokio::join!(webhooks, services, publisher.act(&client));
 }
 
@@ -85,14 +80,8 @@ fn ca(configuration: MutatingWebhookConfiguration) -> Option<ByteString> {
 }
 
 impl Publisher {
-    fn tell<K>(&self, told: Told<K>, set: impl FnOnce(&mut Seen, Option<K>)) {
-        match told {
-            Told::Event(Event::Apply(object) | Event::InitApply(object)) => {
-                set(&mut self.seen(), Some(object));
-            }
-            Told::Event(Event::Delete(_)) => set(&mut self.seen(), None),
-            Told::Event(Event::Init | Event::InitDone) | Told::Absent => return,
-        }
+    fn tell(&self, set: impl FnOnce(&mut Seen)) {
+        set(&mut self.seen());
         self.changed.notify_one();
     }
 

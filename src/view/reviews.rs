@@ -12,7 +12,7 @@ use hyper::Request;
 use kube::Client;
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::time::timeout;
+use tokio::{sync::Semaphore, time::timeout};
 
 use super::{
     caller::{User, with_everybody},
@@ -27,6 +27,8 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 const MOST: usize = 1024;
 /// Questions that are longer, in bytes, are asked every time: what strangers can make us keep is bounded.
 const LONGEST: usize = 4 << 10;
+/// Tokens that are asked about at once. Strangers may send any, and leave room for callers who have proven who they are.
+const TOKENS_AT_ONCE: usize = 8;
 /// How long an answer may take.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// May do everything, as with the API server itself.
@@ -35,6 +37,7 @@ const MASTERS: &str = "system:masters";
 /// Asks, and remembers.
 pub(super) struct Reviews {
     client: Client,
+    asking: Semaphore,
     tokens: Remembered<Vec<u8>, Option<User>>,
     rights: Remembered<String, bool>,
 }
@@ -97,6 +100,7 @@ impl Reviews {
     pub(super) fn new(client: Client) -> Self {
         Self {
             client,
+            asking: Semaphore::new(TOKENS_AT_ONCE),
             tokens: Remembered::default(),
             rights: Remembered::default(),
         }
@@ -109,6 +113,8 @@ impl Reviews {
         let user = if let Some(known) = known {
             known
         } else {
+            let asking = self.asking.try_acquire();
+            let _asking = asking.map_err(|_| Failure::TooManyRequests)?;
             let review = Review {
                 kind: "TokenReview",
                 api_version: "authentication.k8s.io/v1",

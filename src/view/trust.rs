@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use arc_swap::ArcSwapOption;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Api, Client, runtime::watcher::Event};
+use kube::{Api, Client};
 use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, UnixTime, pem::PemObject},
@@ -13,7 +13,7 @@ use rustls::{
 };
 use serde::Deserialize;
 
-use crate::watch::{Told, forever, named};
+use super::follow;
 
 /// Where it is.
 const CONFIG_MAP: (&str, &str) = ("kube-system", "extension-apiserver-authentication");
@@ -67,15 +67,9 @@ pub(super) type TrustSlot = ArcSwapOption<Trust>;
 pub(super) async fn keep(client: Client, slot: &TrustSlot) {
     let (namespace, name) = CONFIG_MAP;
     let api = Api::<ConfigMap>::namespaced(client, namespace);
-    forever(api, named(name), |told| match told {
-        Told::Event(Event::Apply(map) | Event::InitApply(map)) => {
-            slot.store(Some(Arc::new(Trust::read(&map.data))));
-        }
-        // Nobody is trusted without it.
-        Told::Event(Event::Delete(_)) => slot.store(None),
-        Told::Event(Event::Init | Event::InitDone) | Told::Absent => {}
-    })
-    .await;
+    // Without it nobody is trusted.
+    let read = |map: ConfigMap| Arc::new(Trust::read(&map.data));
+    follow(api, name, |map| slot.store(map.map(read))).await;
 }
 
 impl Trust {
@@ -127,11 +121,8 @@ impl FrontProxy {
         authority: Authority,
         clients: Option<&Authority>,
     ) -> Option<Self> {
-        let list = |key: &str| -> Vec<String> {
-            let text = data.get(key).map(String::as_str).unwrap_or_default();
-            serde_json::from_str(text).unwrap_or_default()
-        };
-        let names = list("requestheader-allowed-names");
+        let list = |key: &str| list(data, key);
+        let names = list("requestheader-allowed-names")?;
         let is_shared = clients.is_some_and(|clients| {
             let mut certificates = clients.certificates.iter();
             certificates.any(|one| authority.certificates.contains(one))
@@ -143,16 +134,27 @@ impl FrontProxy {
             );
             return None;
         }
-        let prefixes = list("requestheader-extra-headers-prefix").into_iter();
+        let prefixes = list("requestheader-extra-headers-prefix")?.into_iter();
         Some(Self {
             authority,
             names,
-            user_headers: list("requestheader-username-headers"),
-            uid_headers: list("requestheader-uid-headers"),
-            group_headers: list("requestheader-group-headers"),
+            user_headers: list("requestheader-username-headers")?,
+            uid_headers: list("requestheader-uid-headers")?,
+            group_headers: list("requestheader-group-headers")?,
             extra_prefixes: prefixes.map(|prefix| prefix.to_ascii_lowercase()).collect(),
         })
     }
+}
+
+/// A list of texts. It may be absent or null, which is empty; what can't be read is `None`: an empty list of names would mean
+/// everybody.
+fn list(data: &BTreeMap<String, String>, key: &str) -> Option<Vec<String>> {
+    let text = data.get(key).map_or("null", String::as_str);
+    let read = serde_json::from_str::<Option<Vec<String>>>(text);
+    let list = read.inspect_err(
+        |error| tracing::error!(key, %error, "the API server's front proxy is not known by this"),
+    );
+    Some(list.ok()?.unwrap_or_default())
 }
 
 impl fmt::Debug for Authority {
@@ -226,6 +228,18 @@ pub(super) mod tests {
         assert!(published(&clients, &clients, &[]).front_proxy.is_none());
         let named = published(&clients, &clients, &["front-proxy-client"]);
         assert!(named.front_proxy.is_some());
+    }
+
+    #[test]
+    fn names_that_can_not_be_read_are_not_everybody() {
+        let key = "requestheader-allowed-names";
+        let read = |text: &str| list(&[(key.to_owned(), text.to_owned())].into(), key);
+        assert_eq!(read("null"), Some(vec![]));
+        assert_eq!(read(r#"["a"]"#), Some(vec!["a".to_owned()]));
+        assert_eq!(list(&BTreeMap::new(), key), Some(vec![]));
+        for bad in ["", "a", r#"["a""#, r#"{"a":1}"#, "[1]"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Straight at a replica, past the aggregator: with any certificate, any header, or none.
 
-use std::{path::Path, sync::Arc};
+use std::{fmt::Write as _, path::Path, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -94,7 +94,7 @@ impl Caller {
         // HTTP/1.0: the answer ends with the connection.
         let mut request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\n");
         for (name, value) in headers {
-            request += &format!("{name}: {value}\r\n");
+            write!(request, "{name}: {value}\r\n")?;
         }
         stream
             .write_all(format!("{request}\r\n").as_bytes())
