@@ -162,18 +162,18 @@ impl Default for Metrics {
         let boosts = Family::default();
         registry.register(
             "boost_configurations",
-            "StartupCPUBoost objects",
+            "On the leader: boost objects (upstream's name); those of the cluster have an empty namespace",
             boosts.clone(),
         );
         let containers = ContainerMetrics::default();
         registry.register(
             "boost_containers_active",
-            "Containers that are boosted now",
+            "On the leader: containers that are boosted now (upstream's name)",
             containers.active.clone(),
         );
         registry.register(
             "boost_containers",
-            "Containers boosted since the boost was made",
+            "On the leader: containers boosted since the boost was made (upstream's name); kept in its status, so it survives leaders",
             containers.total.clone(),
         );
         let ours = registry.sub_registry_with_prefix("headstart");
@@ -193,7 +193,7 @@ impl Default for Metrics {
         }
         ours.register(
             "upstream_leftovers",
-            "1 while this of kube-startup-cpu-boost is still installed",
+            "1 while this of kube-startup-cpu-boost is installed under its usual name; looked at every 5 minutes",
             upstream_leftovers.clone(),
         );
         let view = ViewMetrics::register(ours);
@@ -296,7 +296,7 @@ impl ViewMetrics {
         let seconds = Histogram::new(exponential_buckets(0.001, 2.0, 12));
         registry.register(
             "view_requests",
-            "Requests for boosts in force, by HTTP status",
+            "Requests for boosts in force, by HTTP status; only where the view is on",
             Family::clone(&requests),
         );
         registry.register(
@@ -330,12 +330,12 @@ impl AdmissionMetrics {
         let seconds = Histogram::new(exponential_buckets(1e-5, 2.0, 14));
         registry.register(
             "admission_clamped_containers",
-            "Containers boosted by less than their policy says, dry runs left out",
+            "Containers boosted by less than their policy says, by what bounds them; dry runs are not counted",
             clamped.clone(),
         );
         registry.register(
             "admission_reviews",
-            "Admission reviews answered, dry runs left out",
+            "Admission reviews answered: boosted, skipped with its reason, unmatched, ignored (mirror pods), unreadable; dry runs are not counted",
             reviews.clone(),
         );
         registry.register(
@@ -397,11 +397,15 @@ impl RevertMetrics {
             let _ = ended.get_or_create(&EndLabel { by: by.as_str() });
         }
         let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
-        registry.register("pod_writes", "Writes to pods by result", writes.clone());
-        registry.register("boosts_ended", "Boosts ended, by cause", ended.clone());
+        registry.register("pod_writes", "On the leader: writes to pods by result; resize gives CPU back, finish drops the claim", writes.clone());
+        registry.register(
+            "boosts_ended",
+            "On the leader: ended boosts by cause",
+            ended.clone(),
+        );
         registry.register(
             "revert_lag_seconds",
-            "From the instant at which a boost was due to its resize",
+            "On the leader: from the instant at which a boost was due to its resize",
             lag.clone(),
         );
         let events = Family::<ResultLabel, Counter>::default();
@@ -414,12 +418,12 @@ impl RevertMetrics {
         }
         registry.register(
             "events",
-            "Events about boosts: Ok, Known (an earlier leader's), Failed, Dropped (too many at once)",
+            "On the leader: Events about boosts: Ok, Known (an earlier leader's), Failed, Dropped (more than ten a second)",
             Family::clone(&events),
         );
         registry.register(
             "boosts_stuck",
-            "Boosts that could not be taken back when they were due, by reason",
+            "On the leader: boosts that could not be taken back when they were due, each counted once a reason",
             Family::clone(&stuck),
         );
         Self {
