@@ -12,6 +12,7 @@ use kube::{
     core::{DeserializeGuard, NamespaceResourceScope},
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::{
@@ -29,6 +30,8 @@ use crate::{
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
+/// Why an output is never lost.
+const WRITTEN: &str = "texts and numbers can be written";
 /// How long reading all pages of something may take.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -244,15 +247,13 @@ fn print(items: Vec<Object<Boosted>>, args: &ListArgs, now: DateTime<Utc>) -> St
         Output::Table | Output::Wide if items.is_empty() => String::new(),
         Output::Table => table(&items, args.all_namespaces, false, now),
         Output::Wide => table(&items, args.all_namespaces, true, now),
-        Output::Json => {
-            let list = ObjectList::boosted_pods(items);
-            serde_json::to_string_pretty(&list).expect("texts and numbers can be written") + "\n"
-        }
-        Output::Yaml => {
-            let list = ObjectList::boosted_pods(items);
-            serde_saphyr::to_string(&list).expect("texts and numbers can be written as YAML")
-        }
+        Output::Json => serde_json::to_string_pretty(&value(items)).expect(WRITTEN) + "\n",
+        Output::Yaml => serde_saphyr::to_string(&value(items)).expect(WRITTEN),
     }
+}
+
+fn value(items: Vec<Object<Boosted>>) -> Value {
+    serde_json::to_value(ObjectList::boosted_pods(items)).expect(WRITTEN)
 }
 
 /// As kubectl prints tables.

@@ -39,19 +39,32 @@ pub(super) struct Page<S> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Table {
+struct Table<S> {
     kind: &'static str,
     api_version: &'static str,
     metadata: ListMeta,
     column_definitions: Vec<Value>,
-    rows: Vec<TableRow>,
+    rows: Vec<TableRow<S>>,
 }
 
 #[derive(Serialize)]
-struct TableRow {
+struct TableRow<S> {
     cells: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    object: Option<Value>,
+    object: Option<Shown<S>>,
+}
+
+/// What a row carries of its object.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Shown<S> {
+    Whole(Object<S>),
+    #[serde(rename_all = "camelCase")]
+    Partial {
+        kind: &'static str,
+        api_version: &'static str,
+        metadata: Metadata,
+    },
 }
 
 /// A list.
@@ -99,7 +112,7 @@ fn table<S: Row + Serialize>(
     items: Vec<Object<S>>,
     include: Include,
     now: DateTime<Utc>,
-) -> Table {
+) -> Table<S> {
     let column = |name: &str, format: &str, description: &str, is_wide: bool| {
         json!({
             "name": name, "type": "string", "format": format, "description": description,
@@ -126,24 +139,16 @@ fn table<S: Row + Serialize>(
     }
 }
 
-fn shown<S: Serialize>(object: Object<S>, include: Include) -> Option<Value> {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Partial {
-        kind: &'static str,
-        api_version: &'static str,
-        metadata: Metadata,
-    }
-    let value = match include {
-        Include::None => return None,
-        Include::Metadata => serde_json::to_value(Partial {
+fn shown<S>(object: Object<S>, include: Include) -> Option<Shown<S>> {
+    match include {
+        Include::None => None,
+        Include::Metadata => Some(Shown::Partial {
             kind: "PartialObjectMetadata",
             api_version: "meta.k8s.io/v1",
             metadata: object.metadata,
         }),
-        Include::Object => serde_json::to_value(object),
-    };
-    Some(value.expect("texts and numbers can be written"))
+        Include::Object => Some(Shown::Whole(object)),
+    }
 }
 
 /// Any value, as JSON.

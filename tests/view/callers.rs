@@ -1,13 +1,13 @@
 //! Who gets what: by certificate, token and the front proxy's headers, right and wrong. No refusal holds any data.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::{Value, json};
 use testbed::{
     Cluster, Operator,
     cluster::run,
     eventually,
-    view::{API, FLAGS},
+    view::{API, FLAGS, token},
 };
 
 use super::{SOON, cluster, direct::Caller, rest, start};
@@ -32,20 +32,6 @@ async fn bind(cluster: &Cluster, name: &str, subject: &Value) -> Result<()> {
 
 fn user(kind: &str, name: &str) -> Value {
     json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name})
-}
-
-/// A service account's token.
-async fn token(cluster: &Cluster, name: &str) -> Result<String> {
-    let account = json!({"metadata": {"name": name}});
-    let accounts = "/api/v1/namespaces/shop/serviceaccounts";
-    rest(cluster).post(accounts, &account).await?.accepted()?;
-    let kubeconfig = cluster
-        .plane
-        .service_account_kubeconfig("shop", name)
-        .await?;
-    let kubeconfig: Value = serde_json::from_str(&std::fs::read_to_string(kubeconfig)?)?;
-    let token = kubeconfig["users"][0]["user"]["token"].as_str();
-    Ok(token.context("no token")?.to_owned())
 }
 
 /// A certificate of a CA that nobody knows, and its key.
@@ -112,8 +98,8 @@ fn callers_get_what_they_may_see() -> Result<()> {
         let stranger = Caller::user(cluster, "eve", &[]).await?;
         let (certificate, key) = foreign("front-proxy-client")?;
         let foreigner = Caller::with(cluster, &certificate, &key).await?;
-        let viewer = format!("Bearer {}", token(cluster, "viewer").await?);
-        let other = format!("Bearer {}", token(cluster, "other").await?);
+        let viewer = format!("Bearer {}", token(&cluster.plane, "shop", "viewer").await?);
+        let other = format!("Bearer {}", token(&cluster.plane, "shop", "other").await?);
         let (viewer, other) = (
             [("Authorization", viewer.as_str())],
             [("Authorization", other.as_str())],

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
@@ -95,6 +95,21 @@ pub async fn until_available(plane: &ControlPlane, status: &str) -> Result<()> {
         Ok(())
     })
     .await
+}
+
+/// Makes a service account, and a token for it.
+///
+/// # Errors
+/// If the API server gives none.
+pub async fn token(plane: &ControlPlane, namespace: &str, name: &str) -> Result<String> {
+    let account = json!({"metadata": {"name": name}});
+    let accounts = format!("/api/v1/namespaces/{namespace}/serviceaccounts");
+    let rest = Rest::new(plane.admin(), READY);
+    rest.post(&accounts, &account).await?.accepted()?;
+    let kubeconfig = plane.service_account_kubeconfig(namespace, name).await?;
+    let kubeconfig: Value = serde_json::from_str(&std::fs::read_to_string(kubeconfig)?)?;
+    let token = kubeconfig["users"][0]["user"]["token"].as_str();
+    Ok(token.context("no token")?.to_owned())
 }
 
 fn overlay() -> PathBuf {
