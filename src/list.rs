@@ -44,7 +44,7 @@ Examples:
   headstart list -n shop --boost fast   those that one boost has made
   headstart list -A --exit-code         for scripts: 3 when a boost can't be taken back
 
-LENT is what the CPU requests have beyond their originals, DUE when it is taken back at the latest as far as is known now.
+LENT is what the CPU requests have beyond their originals, or the node has not given back of it; DUE is when it is taken back at the latest as far as is known now.
 The phases:
   Active      the boost is not due
   Reverting   it is due, or resized back and not finished

@@ -88,7 +88,7 @@ pub struct Boosted {
     /// Its end rule, in words.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub end: String,
-    /// What the pod's requests have beyond their originals.
+    /// What the pod's requests have beyond their originals, or the node has not given back of it.
     pub lent: MilliCpu,
     /// Its boosted containers, in the pod's order.
     pub containers: Vec<ContainerBoost>,
@@ -165,6 +165,8 @@ impl Boosted {
             .filter(|record| record.state == State::Active);
         let due = in_force.and_then(|record| due(pod, record, policy, settings));
         let is_overdue = due.is_some_and(|due| due.at + PATIENCE < now);
+        let containers = record.as_ref().map(|record| containers(pod, record));
+        let containers = containers.unwrap_or_default();
         let mut boosted = Self {
             boost: name(pod, record.as_ref(), policy),
             phase: Phase::of(&decision, policy.is_some(), is_overdue),
@@ -178,11 +180,8 @@ impl Boosted {
                 .or(record.as_ref().map(|record| &record.end))
                 .map(super::end::EndRule::describe)
                 .unwrap_or_default(),
-            lent: in_force.map_or(MilliCpu::default(), |record| lent(pod, record)),
-            containers: record
-                .as_ref()
-                .map(|record| containers(pod, record))
-                .unwrap_or_default(),
+            lent: in_force.map_or(MilliCpu::default(), |record| lent(pod, record, &containers)),
+            containers,
         };
         if boosted.phase == Phase::Stuck && boosted.message.is_none() {
             boosted.reason = "Overdue";
@@ -210,15 +209,23 @@ fn name(pod: &Pod, record: Option<&Record>, policy: Option<&Policy>) -> BoostNam
     }
 }
 
-fn lent(pod: &Pod, record: &Record) -> MilliCpu {
+fn lent(pod: &Pod, record: &Record, containers: &[ContainerBoost]) -> MilliCpu {
+    let more = |now: Option<MilliCpu>, than: Option<MilliCpu>| {
+        let values = now.zip(than);
+        values.map_or(0, |(now, than)| now.milli().saturating_sub(than.milli()))
+    };
     let lent = outstanding(pod, record).into_iter().map(|revert| {
         let now = pod
             .container(&revert.name)
             .and_then(|container| Cpu::of(container).request);
-        let values = now.zip(revert.to.request);
-        values.map_or(0, |(now, to)| now.milli().saturating_sub(to.milli()))
+        more(now, revert.to.request)
     });
-    MilliCpu::new(lent.sum())
+    // Resized back, and still running with it.
+    let kept = containers.iter().map(|container| {
+        let actual = container.actual.and_then(|actual| actual.request);
+        more(actual, container.current.request)
+    });
+    MilliCpu::new(lent.chain(kept).sum())
 }
 
 /// The first container of the pod whose entry in the record can't be read.
@@ -346,7 +353,7 @@ mod tests {
         let seen = seen(&pod, 61);
         assert_eq!((seen.phase, seen.reason), (Phase::Stuck, "Infeasible"));
         assert_eq!(seen.message.as_deref(), Some("no"));
-        assert_eq!(seen.lent, MilliCpu::default());
+        assert_eq!(seen.lent, MilliCpu::new(500), "it still runs with it");
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Row for Boosted {
         ),
         (
             "Lent",
-            "What the pod's CPU requests have beyond their originals",
+            "What the pod's CPU requests have beyond their originals, or its node has not given back",
             false,
         ),
         (
