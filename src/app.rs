@@ -6,10 +6,10 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use futures::{FutureExt as _, future::BoxFuture};
 use hyper_util::service::TowerToHyperService;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client, Config};
-use rustls::ServerConfig;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -17,11 +17,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
+use warp::Filter as _;
 
 use crate::{
     admission::{self, Admitter},
     boosts::Boosts,
-    certs::{self, Certs},
+    certs::{self, CertSlot, Certs},
     check::is_too_old,
     claims::Claims,
     clock::Clock,
@@ -37,6 +38,7 @@ use crate::{
     surroundings,
     sweeper::{Events, Sweeper, Tally, Writer},
     upstream,
+    view::{self, View},
 };
 
 /// Connections that the webhook holds at once; the API server opens a few.
@@ -168,8 +170,7 @@ fn start(
         clock.clone(),
         Arc::clone(&metrics),
     ));
-    let tls = certs::server_config(certs.slot(), args.client_ca.as_deref())?;
-    let kept = Arc::clone(&certs);
+    let (kept, slot) = (Arc::clone(&certs), certs.slot());
     tasks.forever("certificates", async move { kept.keep().await });
     tasks.forever("version", check_version(watching.clone()));
     tasks.forever("upstream", upstream::keep(watching, Arc::clone(&metrics)));
@@ -192,7 +193,10 @@ fn start(
         clock: clock.clone(),
         metrics: metrics.admission.clone(),
     });
-    tasks.until_stopped("webhook", serve_webhook(webhook, tls, admitter, stop()));
+    let caches = (Arc::clone(&claims), Arc::clone(&boosts));
+    let view = start_view(args, caches, &clock, &metrics, client, tasks)?;
+    let served = serve_webhook(webhook, slot, args, admitter, view, stop())?;
+    tasks.until_stopped("webhook", served);
     tasks.until_stopped(
         "probes",
         serve_probes(probes, readiness, Arc::clone(&metrics), stop()),
@@ -228,10 +232,26 @@ fn start(
     // What finds out whether the API server answers must not wait for what it finds.
     let lease = Client::try_from(config.clone()).map_err(AppError::Client)?;
     let lease = Api::<Lease>::namespaced(lease, &args.namespace);
-    let elector =
-        Elector::new(lease, Params::new(&args.lease, identity(args))).renewing(contact.clone());
+    let elector = Elector::new(lease, Params::new(&args.lease, identity(args))).renewing(contact);
+    Ok(stand(
+        elector,
+        (sweeper, reporter),
+        metrics,
+        ending.begun.clone(),
+        tasks,
+    ))
+}
+
+/// Stands for election until the end. The token is cancelled when the last term has ended and the lease is released.
+fn stand(
+    elector: Elector,
+    (sweeper, reporter): (Sweeper, Reporter),
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+    tasks: &mut Tasks,
+) -> CancellationToken {
     let released = CancellationToken::new();
-    let (stop, done) = (ending.begun.clone(), released.clone());
+    let done = released.clone();
     tasks.until_stopped("elector", async move {
         elector
             .run(stop, |term| {
@@ -246,7 +266,7 @@ fn start(
         done.cancel();
         Ok(())
     });
-    Ok(released)
+    released
 }
 
 /// Where the webhook's certificates come from.
@@ -261,6 +281,34 @@ fn certificates(args: &RunArgs, client: &Client) -> certs::Source {
         lifetimes: args.lifetimes(),
     };
     certs::Source::Secret(client.clone(), params)
+}
+
+/// Starts what the view needs beside the caches, where it is switched on.
+fn start_view(
+    args: &RunArgs,
+    (claims, boosts): (Arc<Claims>, Arc<Boosts>),
+    clock: &Clock,
+    metrics: &Arc<Metrics>,
+    client: impl Fn() -> Result<Client, AppError>,
+    tasks: &mut Tasks,
+) -> Result<Option<Arc<View>>, AppError> {
+    if !args.view {
+        return Ok(None);
+    }
+    let view = Arc::new(View::new(
+        claims,
+        boosts,
+        args.admission.settings().end,
+        clock.clone(),
+        Arc::clone(metrics),
+        identity(args),
+        client()?,
+    ));
+    let (kept, client) = (Arc::clone(&view), client()?);
+    let webhook = args.webhook_configuration.clone();
+    let keep = async move { Box::pin(kept.keep(client, &webhook)).await };
+    tasks.forever("view", keep);
+    Ok(Some(view))
 }
 
 fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {
@@ -283,15 +331,31 @@ fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Ta
     });
 }
 
-async fn serve_webhook(
+/// Serves reviews and, where there is one, the view. The view has callers of its own, so everybody may connect then.
+fn serve_webhook(
     listener: TcpListener,
-    tls: Arc<ServerConfig>,
+    slot: Arc<CertSlot>,
+    args: &RunArgs,
     admitter: Arc<Admitter>,
+    view: Option<Arc<View>>,
     stop: Stop,
-) -> io::Result<()> {
-    let service = TowerToHyperService::new(warp::service(admission::routes(admitter)));
+) -> Result<BoxFuture<'static, io::Result<()>>, certs::CallersError> {
     let connections = connection_limit(WEBHOOK_CONNECTIONS);
-    serve(listener, Some(tls), service, connections, stop).await
+    let (client_ca, reviews) = (args.client_ca.as_deref(), admission::routes(admitter));
+    let Some(view) = view else {
+        let tls = certs::server_config(slot, client_ca)?;
+        let service = TowerToHyperService::new(warp::service(reviews));
+        return Ok(serve(listener, Some(tls), service, connections, stop).boxed());
+    };
+    let tls = certs::serving(slot, view::any_caller());
+    let callers = client_ca
+        .map(|file| certs::callers(Some(file)))
+        .transpose()?;
+    let routes = admission::refusals(callers)
+        .or(reviews)
+        .or(view::routes(view));
+    let service = TowerToHyperService::new(warp::service(routes));
+    Ok(serve(listener, Some(tls), service, connections, stop).boxed())
 }
 
 async fn serve_probes(

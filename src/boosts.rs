@@ -128,6 +128,12 @@ impl Boosts {
         self.stored().all.clone()
     }
 
+    /// All their names.
+    #[must_use]
+    pub fn keys(&self) -> Vec<Key> {
+        self.stored().all.keys().cloned().collect()
+    }
+
     /// Tells of changes that may change an answer or an end.
     #[must_use]
     pub fn specs(&self) -> watch::Receiver<()> {
@@ -207,7 +213,8 @@ pub fn kind_of((namespace, _): &Key) -> BoostKind {
     }
 }
 
-fn read<K>(DeserializeGuard(object): DeserializeGuard<K>) -> (Key, Stored)
+/// Reads an object that may be invalid.
+pub(crate) fn read<K>(DeserializeGuard(object): DeserializeGuard<K>) -> (Key, Stored)
 where
     K: BoostObject + Resource<DynamicType = ()>,
 {

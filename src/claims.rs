@@ -1,9 +1,11 @@
 //! The claims: pods that carry the label of a boost in force.
 //!
-//! Every replica keeps them, so that a new leader starts from a warm cache; only the leader acts on them.
+//! Every replica keeps them, so that a new leader starts from a warm cache and all of them can show the boosts in force;
+//! only the leader acts on them.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,9 +30,34 @@ pub struct Claims {
 #[derive(Debug, Default)]
 struct State {
     synced: bool,
+    /// The newest version that was seen.
+    version: u64,
     pods: HashMap<Uid, Arc<Pod>>,
+    /// The same, in the order of lists. Of two that have had a place one after the other, the later counts.
+    order: BTreeMap<Place, Arc<Pod>>,
     /// What has changed since the leader last asked; nobody asks while nobody leads here.
     changed: Option<BTreeSet<Uid>>,
+}
+
+/// Where a pod stands in a list: by namespace, then by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Place {
+    /// A pod's.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Self {
+        let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+        Self {
+            namespace: namespace.clone().unwrap_or_default(),
+            name: name.clone().unwrap_or_default(),
+        }
+    }
 }
 
 impl Claims {
@@ -51,13 +78,11 @@ impl Claims {
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
                 Told::Event(Event::Apply(mut pod)) => {
                     pod.trim();
-                    let uid = uid(&pod);
-                    self.change(uid, |pods, uid| {
-                        pods.insert(uid, Arc::new(pod));
-                    });
+                    self.change(uid(&pod), |state, uid| state.insert(uid, Arc::new(pod)));
                 }
-                Told::Event(Event::Delete(pod)) => self.change(uid(&pod), |pods, uid| {
-                    pods.remove(&uid);
+                Told::Event(Event::Delete(pod)) => self.change(uid(&pod), |state, uid| {
+                    state.see(&pod);
+                    state.remove(&uid);
                 }),
             },
         )
@@ -74,6 +99,32 @@ impl Claims {
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<Arc<Pod>> {
         self.state().pods.get(uid).cloned()
+    }
+
+    /// The pod of that place.
+    #[must_use]
+    pub fn at(&self, place: &Place) -> Option<Arc<Pod>> {
+        self.state().order.get(place).cloned()
+    }
+
+    /// At most so many pods whose place comes after that one, in order; of one namespace or of all. A pod that is there all
+    /// the time is met exactly once by somebody who goes on from the last place of each answer.
+    #[must_use]
+    pub fn after(&self, place: &Place, namespace: Option<&str>, most: usize) -> Vec<Arc<Pod>> {
+        let state = self.state();
+        let after = (Bound::Excluded(place), Bound::Unbounded);
+        let rest = state.order.range::<Place, _>(after);
+        rest.take_while(|(place, _)| namespace.is_none_or(|of| place.namespace == of))
+            .take(most)
+            .map(|(_, pod)| Arc::clone(pod))
+            .collect()
+    }
+
+    /// The newest `resourceVersion` that it has seen; `None` before the claims have been listed.
+    #[must_use]
+    pub fn version(&self) -> Option<u64> {
+        let state = self.state();
+        Some(state.version).filter(|_| state.synced)
     }
 
     /// Begins to follow: all claims count as changed.
@@ -112,8 +163,12 @@ impl Claims {
 
     fn replace(&self, pods: HashMap<Uid, Arc<Pod>>) {
         let mut state = self.state();
-        let old = std::mem::replace(&mut state.pods, pods);
+        let old = std::mem::take(&mut state.pods);
+        state.order.clear();
         state.synced = true;
+        for (uid, pod) in pods {
+            state.insert(uid, pod);
+        }
         let State { pods, changed, .. } = &mut *state;
         if let Some(changed) = changed {
             changed.extend(old.into_keys().chain(pods.keys().cloned()));
@@ -121,17 +176,134 @@ impl Claims {
         self.changed.notify_one();
     }
 
-    fn change(&self, uid: Uid, apply: impl FnOnce(&mut HashMap<Uid, Arc<Pod>>, Uid)) {
+    fn change(&self, uid: Uid, apply: impl FnOnce(&mut State, Uid)) {
         let mut state = self.state();
         if let Some(changed) = &mut state.changed {
             changed.insert(uid.clone());
         }
-        apply(&mut state.pods, uid);
+        apply(&mut state, uid);
         self.changed.notify_one();
+    }
+}
+
+impl State {
+    fn insert(&mut self, uid: Uid, pod: Arc<Pod>) {
+        self.see(&pod);
+        self.order.insert(Place::of(&pod), Arc::clone(&pod));
+        self.pods.insert(uid, pod);
+    }
+
+    fn remove(&mut self, uid: &Uid) {
+        let Some(pod) = self.pods.remove(uid) else {
+            return;
+        };
+        let place = Place::of(&pod);
+        // Its place may have gone to another pod by now.
+        let there = self.order.get(&place);
+        if there.is_some_and(|there| Arc::ptr_eq(there, &pod)) {
+            self.order.remove(&place);
+        }
+    }
+
+    /// Notes a version. They are numbers of one sequence (KEP-5504); one that is none tells nothing.
+    fn see(&mut self, pod: &Pod) {
+        let version = pod.metadata.resource_version.as_deref();
+        let version = version.and_then(|version| version.parse().ok());
+        self.version = self.version.max(version.unwrap_or(0));
     }
 }
 
 /// The uid of a pod; the API server gives each one.
 pub(crate) fn uid(pod: &Pod) -> Uid {
     pod.metadata.uid.as_deref().unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(uid: usize, namespace: u8, name: u8) -> Arc<Pod> {
+        let pod = json!({
+            "metadata": {
+                "uid": uid.to_string(), "resourceVersion": uid.to_string(),
+                "namespace": format!("n{namespace}"), "name": format!("p{name}"),
+            },
+            "spec": {},
+        });
+        Arc::new(serde_json::from_value(pod).expect("a pod"))
+    }
+
+    fn insert(claims: &Claims, pod: &Arc<Pod>) {
+        claims.change(uid(pod), |state, uid| state.insert(uid, Arc::clone(pod)));
+    }
+
+    fn remove(claims: &Claims, pod: &Arc<Pod>) {
+        claims.change(uid(pod), |state, uid| state.remove(&uid));
+    }
+
+    #[test]
+    fn a_pod_that_took_the_name_of_another_stays_when_that_one_goes() {
+        let claims = Claims::default();
+        let (old, new) = (pod(1, 0, 0), pod(2, 0, 0));
+        insert(&claims, &old);
+        insert(&claims, &new);
+        remove(&claims, &old);
+        let there = claims.at(&Place::of(&new)).expect("it is there");
+        assert_eq!(there.metadata.uid.as_deref(), Some("2"));
+        remove(&claims, &new);
+        assert!(claims.at(&Place::of(&new)).is_none());
+    }
+
+    #[test]
+    fn nothing_is_known_before_the_first_list() {
+        let claims = Claims::default();
+        insert(&claims, &pod(7, 0, 0));
+        assert!(claims.version().is_none());
+        claims.replace(HashMap::from([("8".into(), pod(8, 0, 0))]));
+        assert_eq!(claims.version(), Some(8));
+        assert!(claims.at(&Place::of(&pod(7, 0, 0))).is_some());
+    }
+
+    proptest! {
+        /// Pods come and go between the pages. (proptest prints the seed of a failure.)
+        #[test]
+        fn a_pod_that_stays_is_met_once_and_nobody_twice(
+            stay in prop::collection::btree_set((0u8..3, 0u8..30), 0..40),
+            changes in prop::collection::vec((0u8..3, 0u8..30, any::<bool>()), 0..60),
+            most in 1usize..7,
+            namespace in prop::option::of(0u8..3),
+        ) {
+            let claims = Claims::default();
+            let stay: Vec<_> = stay.into_iter().enumerate().map(|(uid, at)| pod(uid, at.0, at.1)).collect();
+            let places: BTreeSet<_> = stay.iter().map(|pod| Place::of(pod)).collect();
+            for pod in &stay {
+                insert(&claims, pod);
+            }
+            let namespace = namespace.map(|namespace| format!("n{namespace}"));
+            let mut last = Place { namespace: namespace.clone().unwrap_or_default(), name: String::new() };
+            let (mut met, mut changes) = (Vec::new(), changes.into_iter().enumerate());
+            loop {
+                let page = claims.after(&last, namespace.as_deref(), most);
+                let Some(end) = page.last() else { break };
+                last = Place::of(end);
+                met.extend(page.iter().map(|pod| Place::of(pod)));
+                for (uid, (namespace, name, comes)) in changes.by_ref().take(5) {
+                    let pod = pod(1000 + uid, namespace, name);
+                    let there = claims.at(&Place::of(&pod)).filter(|_| !places.contains(&Place::of(&pod)));
+                    match (there, comes) {
+                        (Some(there), false) => remove(&claims, &there),
+                        (None, true) if !places.contains(&Place::of(&pod)) => insert(&claims, &pod),
+                        _ => {}
+                    }
+                }
+            }
+            prop_assert!(met.windows(2).all(|two| two[0] < two[1]), "in order and once: {met:?}");
+            let of_namespace = |place: &&Place| namespace.as_ref().is_none_or(|namespace| place.namespace == *namespace);
+            let missed: Vec<_> = places.iter().filter(of_namespace).filter(|place| !met.contains(place)).collect();
+            prop_assert!(missed.is_empty(), "{missed:?}");
+        }
+    }
 }

@@ -5,7 +5,9 @@ use clap::{
     error::{ContextKind, ErrorKind},
 };
 
-use crate::{check::CheckArgs, config::RunArgs, explain::ExplainArgs, revert::RevertArgs};
+use crate::{
+    check::CheckArgs, config::RunArgs, explain::ExplainArgs, list::ListArgs, revert::RevertArgs,
+};
 
 /// Gives Kubernetes pods more CPU while they start, and takes it back in place.
 #[derive(Debug, Parser)]
@@ -25,6 +27,8 @@ pub enum Verb {
     Crd,
     /// Explain what would happen to a pod, and why; with files alone no cluster is needed
     Explain(Box<ExplainArgs>),
+    /// List the pods that are boosted now: since when, by how much, until when
+    List(ListArgs),
     /// End boosts now: of a pod, a namespace or all
     Revert(RevertArgs),
     /// Is this cluster fit, and is what is installed in it whole?
@@ -34,7 +38,10 @@ pub enum Verb {
 /// Reads the command line and the environment; exits with status 2 and a message when something can't be read.
 #[must_use]
 pub fn parse() -> Cli {
-    let command = without_empty_variables(Cli::command());
+    let mut command = without_empty_variables(Cli::command());
+    if is_plugin() {
+        command = command.bin_name("kubectl headstart");
+    }
     let read = command
         .clone()
         .try_get_matches()
@@ -58,6 +65,13 @@ pub fn parse() -> Cli {
         }
         std::process::exit(code)
     })
+}
+
+/// Whether kubectl runs us, which it does where we are linked as `kubectl-headstart`.
+fn is_plugin() -> bool {
+    let program = std::env::args_os().next().unwrap_or_default();
+    let name = std::path::Path::new(&program).file_name();
+    name.is_some_and(|name| name == "kubectl-headstart")
 }
 
 /// An empty variable counts as unset.

@@ -92,6 +92,11 @@ pub struct RunArgs {
     #[arg(long, env = "CLIENT_CA", value_name = "FILE")]
     pub client_ca: Option<PathBuf>,
 
+    /// Serve boosts in force as an aggregated API, on the webhook's port (manifests/view)
+    #[arg(long, env = "VIEW", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub view: bool,
+
     /// The MutatingWebhookConfiguration that gets the CA
     #[arg(
         long,

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use chrono::DateTime;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::{
@@ -110,7 +109,7 @@ impl Contact {
         let clock = self.clock.clone();
         let hear = move || {
             if let Some(heard) = &watched {
-                heard.set((clock.now() - DateTime::UNIX_EPOCH).as_seconds_f64());
+                heard.set(clock.now().timestamp());
             }
         };
         hear();

@@ -16,6 +16,8 @@
 //! boosts ─► status
 //! ```
 //!
+//! Where it is switched on, every replica also shows the boosts in force: claims and boosts ─► [`view`].
+//!
 //! [`domain`] decides; the modules around it carry out and decide nothing. The state of a boost is in its pod alone, so
 //! nothing is handed over between leaders, and any of them may die at any moment.
 
@@ -34,6 +36,7 @@ pub mod domain;
 pub mod error;
 pub mod explain;
 pub mod lease;
+pub mod list;
 pub mod metrics;
 pub mod probes;
 pub mod revert;
@@ -44,4 +47,5 @@ pub mod surroundings;
 pub mod sweeper;
 pub mod telemetry;
 pub mod upstream;
+pub mod view;
 pub mod watch;

@@ -10,7 +10,7 @@ use headstart::{
     api, app, check,
     cli::{self, Verb},
     config::RunArgs,
-    explain, revert, telemetry,
+    explain, list, revert, telemetry,
 };
 use mimalloc::MiMalloc;
 
@@ -18,9 +18,12 @@ use mimalloc::MiMalloc;
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
+/// `headstart list --exit-code`: a boost can't be taken back.
+const NEEDS_HELP: u8 = 3;
+
 fn main() -> ExitCode {
     match dispatch(cli::parse().verb) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -28,27 +31,37 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(verb: Verb) -> anyhow::Result<()> {
+fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
     match verb {
-        Verb::Run(args) => run(*args),
-        Verb::Crd => print(&api::crds_yaml()),
+        Verb::Run(args) => run(*args)?,
+        Verb::Crd => print(&api::crds_yaml())?,
         Verb::Explain(args) => {
             provide_crypto();
-            print(&runtime()?.block_on(explain::run(&args))?)
+            print(&runtime()?.block_on(explain::run(&args))?)?;
+        }
+        Verb::List(args) => {
+            provide_crypto();
+            let listed = runtime()?.block_on(list::run(&args))?;
+            eprint!("{}", listed.note.unwrap_or_default());
+            print(&listed.text)?;
+            if args.exit_code && listed.needs_help {
+                return Ok(NEEDS_HELP.into());
+            }
         }
         Verb::Revert(args) => {
             provide_crypto();
             // Progress is told as it comes; that nobody reads it must not stop the work.
             let say = |line: &str| drop(print(line));
-            Ok(runtime()?.block_on(revert::run(&args, say))?)
+            runtime()?.block_on(revert::run(&args, say))?;
         }
         Verb::Check(args) => {
             provide_crypto();
             let report = runtime()?.block_on(check::run(&args))?;
             print(&report.print(args.output))?;
-            Ok(report.verdict()?)
+            report.verdict()?;
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints a whole output. A reader that has seen enough is no error.

@@ -68,6 +68,20 @@ pub struct Metrics {
     upstream_leftovers: Family<KindLabel, Gauge>,
     /// Of the watches, on every replica.
     pub watches: WatchMetrics,
+    /// Of the view, on every replica where it is on.
+    view: ViewMetrics,
+}
+
+/// Series of the view, on every replica where it is on.
+#[derive(Debug)]
+struct ViewMetrics {
+    requests: Family<CodeLabel, Counter>,
+    seconds: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CodeLabel {
+    code: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -129,7 +143,7 @@ struct EndLabel {
 
 /// When watches were last heard, by resource, in Unix seconds.
 #[derive(Clone, Debug, Default)]
-pub struct WatchMetrics(Family<ResourceLabel, Gauge<f64, AtomicU64>>);
+pub struct WatchMetrics(Family<ResourceLabel, Gauge>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResourceLabel {
@@ -168,18 +182,18 @@ impl Default for Metrics {
         let boosts = Family::default();
         registry.register(
             "boost_configurations",
-            "StartupCPUBoost objects",
+            "On the leader: boost objects (upstream's name); those of the cluster have an empty namespace",
             boosts.clone(),
         );
         let containers = ContainerMetrics::default();
         registry.register(
             "boost_containers_active",
-            "Containers that are boosted now",
+            "On the leader: containers that are boosted now (upstream's name)",
             containers.active.clone(),
         );
         registry.register(
             "boost_containers",
-            "Containers boosted since the boost was made",
+            "On the leader: containers boosted since the boost was made (upstream's name); kept in its status, so it survives leaders",
             containers.total.clone(),
         );
         let ours = registry.sub_registry_with_prefix("headstart");
@@ -196,9 +210,10 @@ impl Default for Metrics {
         }
         ours.register(
             "upstream_leftovers",
-            "1 while this of kube-startup-cpu-boost is still installed",
+            "1 while this of kube-startup-cpu-boost is installed under its usual name; looked at every 5 minutes",
             upstream_leftovers.clone(),
         );
+        let view = ViewMetrics::register(ours);
         Self {
             registry: Mutex::new(registry),
             admission,
@@ -210,6 +225,7 @@ impl Default for Metrics {
             certificate,
             upstream_leftovers,
             watches,
+            view,
         }
     }
 }
@@ -277,6 +293,12 @@ impl Metrics {
         gauge.set(i64::from(is_left));
     }
 
+    /// Counts a request to the view, with its HTTP status.
+    pub fn viewed(&self, code: u16, took: Duration) {
+        self.view.requests.get_or_create(&CodeLabel { code }).inc();
+        self.view.seconds.observe(took.as_secs_f64());
+    }
+
     /// Marks a term, until what this returns is dropped. Series of the leader end with it.
     #[must_use]
     pub fn lead(self: &Arc<Self>) -> Leading {
@@ -302,15 +324,22 @@ impl WatchMetrics {
         let metrics = Self::default();
         registry.register(
             "watch_heard_timestamp_seconds",
-            "When the API server last said something on the watch of this resource",
+            "When the API server last said something on the watch of this resource, in Unix seconds: how old the cache may be. A quiet watch is heard each minute",
             metrics.0.clone(),
         );
         metrics
     }
 
+    /// When the watch of this resource was last heard, if ever.
+    #[must_use]
+    pub fn heard(&self, resource: &str) -> Option<DateTime<Utc>> {
+        let heard = self.of(resource.to_owned()).get();
+        DateTime::from_timestamp_secs(heard).filter(|_| heard > 0)
+    }
+
     /// The series of a resource.
     #[must_use]
-    pub fn of(&self, resource: String) -> Gauge<f64, AtomicU64> {
+    pub fn of(&self, resource: String) -> Gauge {
         self.0.get_or_create_owned(&ResourceLabel { resource })
     }
 }
@@ -330,7 +359,7 @@ impl CertificateMetrics {
         );
         registry.register(
             "certificate_renewal_due_seconds",
-            "When the served certificate or its CA should be renewed, in Unix seconds",
+            "When the served certificate or its CA should be renewed, whichever is first, in Unix seconds: after two thirds of its life",
             metrics.renewal_due.clone(),
         );
         metrics
@@ -345,6 +374,24 @@ impl CertificateMetrics {
         ] {
             gauge.set((at - DateTime::UNIX_EPOCH).as_seconds_f64());
         }
+    }
+}
+
+impl ViewMetrics {
+    fn register(registry: &mut Registry) -> Self {
+        let requests = Family::default();
+        let seconds = Histogram::new(exponential_buckets(0.001, 2.0, 12));
+        registry.register(
+            "view_requests",
+            "Requests for boosts in force, by HTTP status; only where the view is on",
+            Family::clone(&requests),
+        );
+        registry.register(
+            "view_duration_seconds",
+            "From such a request to its answer, reviews of the caller included",
+            seconds.clone(),
+        );
+        Self { requests, seconds }
     }
 }
 
@@ -370,12 +417,12 @@ impl AdmissionMetrics {
         let seconds = Histogram::new(exponential_buckets(1e-5, 2.0, 14));
         registry.register(
             "admission_clamped_containers",
-            "Containers boosted by less than their policy says, dry runs left out",
+            "Containers boosted by less than their policy says, by what bounds them; dry runs are not counted",
             clamped.clone(),
         );
         registry.register(
             "admission_reviews",
-            "Admission reviews answered, dry runs left out",
+            "Admission reviews answered: boosted, skipped with its reason, unmatched, ignored (mirror pods), unreadable; dry runs are not counted",
             reviews.clone(),
         );
         registry.register(
@@ -437,11 +484,15 @@ impl RevertMetrics {
             let _ = ended.get_or_create(&EndLabel { by: by.as_str() });
         }
         let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
-        registry.register("pod_writes", "Writes to pods by result", writes.clone());
-        registry.register("boosts_ended", "Boosts ended, by cause", ended.clone());
+        registry.register("pod_writes", "On the leader: writes to pods by result; resize gives CPU back, finish drops the claim", writes.clone());
+        registry.register(
+            "boosts_ended",
+            "On the leader: ended boosts by cause",
+            ended.clone(),
+        );
         registry.register(
             "revert_lag_seconds",
-            "From the instant at which a boost was due to its resize",
+            "On the leader: from the instant at which a boost was due to its resize",
             lag.clone(),
         );
         let events = Family::<ResultLabel, Counter>::default();
@@ -454,12 +505,12 @@ impl RevertMetrics {
         }
         registry.register(
             "events",
-            "Events about boosts: Ok, Known (an earlier leader's), Failed, Dropped (too many at once)",
+            "On the leader: Events about boosts: Ok, Known (an earlier leader's), Failed, Dropped (more than ten a second)",
             Family::clone(&events),
         );
         registry.register(
             "boosts_stuck",
-            "Boosts that could not be taken back when they were due, by reason",
+            "On the leader: boosts that could not be taken back when they were due, each counted once a reason",
             Family::clone(&stuck),
         );
         Self {

@@ -22,13 +22,12 @@ use crate::{
         witness,
     },
     error::Chain,
+    list::pages,
     sweeper::Writer,
 };
 
 /// Pods that are worked on at once.
 const AT_ONCE: usize = 8;
-/// Pods in one page of a list.
-const PAGE: u32 = 500;
 /// Between two looks at a pod whose resize is under way, and after a failure that may pass.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -159,16 +158,8 @@ async fn find(
             .collect::<kube::Result<_>>()
             .map_err(problem);
     }
-    let mut found = Vec::new();
-    let mut params = ListParams::default().labels(BOOST_KEY).limit(PAGE);
-    loop {
-        let page = api.list(&params).await.map_err(problem)?;
-        found.extend(page.items);
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
-            break;
-        }
-    }
+    let params = ListParams::default().labels(BOOST_KEY);
+    let mut found = pages(&api, params).await.map_err(problem)?;
     let mut next = None;
     loop {
         let page = writer

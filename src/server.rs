@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -19,14 +19,18 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
 };
-use rustls::ServerConfig;
+use rustls::{
+    ServerConfig,
+    pki_types::{CertificateDer, UnixTime},
+    server::danger::ClientCertVerifier,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, BufReader},
     net::TcpListener,
     sync::Semaphore,
     time::{sleep, timeout},
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 
 /// A handshake takes two round trips; who needs longer is not the API server.
@@ -42,6 +46,46 @@ const READ_BUFFER: usize = 64 << 10;
 const READ_AT_ONCE: usize = 16 << 10;
 /// After an accept error, such as too many open files, so that the loop doesn't spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The certificates that the other side of a connection has shown, its own first. What they are worth is for the handler to
+/// say; it finds them among the request's extensions.
+#[derive(Clone, Debug)]
+pub struct Peer(Arc<Shown>);
+
+#[derive(Debug)]
+struct Shown {
+    chain: Vec<CertificateDer<'static>>,
+    /// Verifying takes longer than an answer, and who a connection belongs to doesn't change.
+    is_verified: OnceLock<bool>,
+}
+
+impl Peer {
+    fn of<S>(stream: &TlsStream<S>) -> Option<Self> {
+        let (_, connection) = stream.get_ref();
+        let chain = connection.peer_certificates()?.to_vec();
+        Some(Self(Arc::new(Shown {
+            chain,
+            is_verified: OnceLock::new(),
+        })))
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.0.chain
+    }
+
+    /// Whether they were good when this was first asked on the connection, always by the same verifier.
+    #[must_use]
+    pub fn is_verified(&self, verifier: &dyn ClientCertVerifier) -> bool {
+        *self.0.is_verified.get_or_init(|| {
+            self.0.chain.split_first().is_some_and(|(leaf, more)| {
+                let now = UnixTime::now();
+                verifier.verify_client_cert(leaf, more, now).is_ok()
+            })
+        })
+    }
+}
 
 /// When a server stops.
 #[derive(Clone, Debug)]
@@ -110,10 +154,11 @@ where
         // Without it, small answers would wait for the peer's delayed acknowledgement. Best effort.
         let _ = stream.set_nodelay(true);
         let (acceptor, http, watcher) = (acceptor.clone(), http.clone(), open.watcher());
-        let service = Guarded {
+        let mut service = Guarded {
             service: service.clone(),
             closing: stop.closing.clone(),
             asked: Arc::default(),
+            peer: None,
         };
         tokio::spawn(async move {
             let _slot = slot;
@@ -122,7 +167,10 @@ where
             };
             let stream = BufReader::with_capacity(READ_AT_ONCE, stream);
             match timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) => converse(&http, stream, service, watcher).await,
+                Ok(Ok(stream)) => {
+                    service.peer = Peer::of(&stream);
+                    converse(&http, stream, service, watcher).await;
+                }
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
                 Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
             }
@@ -180,12 +228,13 @@ fn open_files(limits: &str) -> Option<usize> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Adds `Connection: close` to every answer once the server is closing, and knows whether anything was asked.
+/// Adds `Connection: close` to every answer once the server is closing, knows whether anything was asked, and tells who asks.
 #[derive(Clone)]
 struct Guarded<S> {
     service: S,
     closing: CancellationToken,
     asked: Arc<AtomicBool>,
+    peer: Option<Peer>,
 }
 
 impl<S, B> Service<Request<Incoming>> for Guarded<S>
@@ -197,8 +246,11 @@ where
     type Error = S::Error;
     type Future = futures::future::MapOk<S::Future, CloseWhen<B>>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         use futures::TryFutureExt;
+        if let Some(peer) = &self.peer {
+            request.extensions_mut().insert(peer.clone());
+        }
         self.asked.store(true, Ordering::Relaxed);
         let closing = self.closing.clone();
         self.service

@@ -73,7 +73,9 @@ fn read(args: &[&str]) -> RunArgs {
         .verb
     {
         Verb::Run(args) => *args,
-        Verb::Crd | Verb::Explain(_) | Verb::Revert(_) | Verb::Check(_) => panic!("another verb"),
+        Verb::Crd | Verb::Explain(_) | Verb::List(_) | Verb::Revert(_) | Verb::Check(_) => {
+            panic!("another verb")
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! What people see: the page `docs/see.md` shows what `kubectl` really prints about boosts on a real API server.
+//! What people see: the page `docs/see.md` shows what `kubectl` and `headstart list` really print about boosts on a real API
+//! server, and `docs/see.svg` is a picture of it.
 
 use std::{
     fmt::Write as _,
@@ -7,27 +8,35 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
 use regex::Regex;
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, eventually};
+use testbed::{Behaviour, Cluster, eventually, view};
+use tokio::process::Command;
 
 const SOON: Duration = Duration::from_secs(30);
+const BINARY: &str = env!("CARGO_BIN_EXE_headstart");
 const NAMESPACE: &str = "shop";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_shows_what_is_printed() -> Result<()> {
-    let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
-    let cluster = Cluster::start(binary, 1, Behaviour::default()).await?;
+    let cluster = view::start(Path::new(BINARY), 1, Behaviour::default()).await?;
     prepare(&cluster).await?;
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/see.md");
     let old = fs::read_to_string(&page).context("reading the page")?;
     let new = printed_again(&cluster, &old).await?;
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&page, &new).context("writing the page")?;
+        fs::write(page.with_extension("svg"), picture(&new)?).context("writing the picture")?;
+        return Ok(());
     }
+    let old_picture = fs::read_to_string(page.with_extension("svg"))?;
+    ensure!(
+        comparable(&old_picture)? == comparable(&picture(&new)?)?,
+        "docs/see.svg differs from what is printed: run `UPDATE_DOCS=1 cargo test --test printed`"
+    );
     ensure!(
         comparable(&old)? == comparable(&new)?,
         "{} differs from what is printed: run `UPDATE_DOCS=1 cargo test --test printed`. It would be:\n{new}",
@@ -108,15 +117,14 @@ async fn printed_again(cluster: &Cluster, page: &str) -> Result<String> {
     let mut lines = page.lines();
     while let Some(line) = lines.next() {
         writeln!(new, "{line}")?;
-        let Some(command) = line.strip_prefix("$ kubectl ") else {
+        let Some(command) = line.strip_prefix("$ ") else {
             continue;
         };
         let (command, from) = match command.split_once(" | sed -n '/^") {
             Some((command, rest)) => (command, rest.split_once("/,$p'").map(|(from, _)| from)),
             None => (command, None),
         };
-        let args: Vec<&str> = command.split_whitespace().collect();
-        let printed = cluster.plane.kubectl_ok(&args).await?;
+        let printed = run(cluster, command).await?;
         let printed = printed
             .lines()
             .skip_while(|line| from.is_some_and(|from| !line.starts_with(from)));
@@ -129,6 +137,46 @@ async fn printed_again(cluster: &Cluster, page: &str) -> Result<String> {
     Ok(new)
 }
 
+async fn run(cluster: &Cluster, line: &str) -> Result<String> {
+    let args: Vec<&str> = line.split_whitespace().collect();
+    match args[..] {
+        ["kubectl", ref args @ ..] => cluster.plane.kubectl_ok(args).await,
+        ["headstart", ref args @ ..] => {
+            let kubeconfig = cluster.plane.admin_kubeconfig();
+            let mut command = Command::new(BINARY);
+            let output = command.args(args).env("KUBECONFIG", kubeconfig).output();
+            let output = output.await.context("running headstart")?;
+            ensure!(output.status.success(), "{line}: {output:?}");
+            Ok(String::from_utf8(output.stdout)?)
+        }
+        _ => bail!("{line} is no command that is known here"),
+    }
+}
+
+/// The page's first command and what it prints, as in a terminal.
+fn picture(page: &str) -> Result<String> {
+    let (_, block) = page.split_once("```console\n").context("no block")?;
+    let (block, _) = block.split_once("```").context("a block has no end")?;
+    let columns = block.lines().map(str::len).max().unwrap_or(0);
+    let (width, height) = (columns * 9 + 48, block.lines().count() * 22 + 62);
+    let mut picture = format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="monospace" font-size="15">
+<rect width="{width}" height="{height}" rx="8" fill="#1d1f21"/>
+<g><circle cx="22" cy="20" r="6" fill="#cc6666"/><circle cx="42" cy="20" r="6" fill="#f0c674"/><circle cx="62" cy="20" r="6" fill="#b5bd68"/></g>
+<g fill="#c5c8c6" xml:space="preserve">
+"##
+    );
+    for (index, line) in block.lines().enumerate() {
+        let (y, length) = (index * 22 + 58, line.len() * 9);
+        let line = line.replace('&', "&amp;").replace('<', "&lt;");
+        writeln!(
+            picture,
+            r#"<text x="24" y="{y}" textLength="{length}" xml:space="preserve">{line}</text>"#
+        )?;
+    }
+    Ok(picture + "</g>\n</svg>\n")
+}
+
 /// Without what differs from run to run: instants, ages, identities, and the width of columns.
 fn comparable(page: &str) -> Result<String> {
     let mut text = page.to_owned();
@@ -136,6 +184,9 @@ fn comparable(page: &str) -> Result<String> {
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "INSTANT"),
         (r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d \+\d{4}", "INSTANT"),
         (r"\b(\d+m)?\d+s\b", "AGE"),
+        (r"\bin \d+m\b", "in AGE"),
+        (r#"(resourceVersion|cache-age-seconds): "\d+""#, "$1"),
+        (r#"(textLength|width|height)="\d+""#, "$1"),
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UID"),
         (r"(Resource Version:) +\d+", "$1 VERSION"),
         (r"10\.244\.0\.\d+", "ADDRESS"),

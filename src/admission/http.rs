@@ -4,6 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt};
 use hyper::StatusCode;
+use rustls::server::danger::ClientCertVerifier;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::timeout,
@@ -11,6 +12,7 @@ use tokio::{
 use warp::{Buf, Filter, Reply, http::Response};
 
 use super::Admitter;
+use crate::server::Peer;
 
 /// Largest body in bytes. An object in etcd has at most 1.5 MiB; the API server itself takes 3 MiB, and a review holds
 /// the object once on CREATE. controller-runtime has the same bound.
@@ -24,6 +26,30 @@ const LARGE_BODIES: usize = 24 << 20;
 const MAX_REASON: usize = 300;
 /// How long a body may take to arrive. The API server gives up after 2 s.
 const BODY_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Refuses reviews of callers that a verifier of `--client-ca` does not accept, where others may connect too. It goes before
+/// [`routes`].
+#[must_use]
+pub fn refusals(
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+) -> impl Filter<Extract = (impl Reply,), Error = warp::Rejection> + Clone {
+    warp::path!("mutate-v1-pod")
+        .and(warp::ext::optional())
+        .and_then(move |peer: Option<Peer>| {
+            let is_known = verifier.as_ref().is_none_or(|verifier| {
+                peer.is_some_and(|peer| peer.is_verified(verifier.as_ref()))
+            });
+            let forbidden = StatusCode::FORBIDDEN;
+            futures::future::ready(if is_known {
+                Err(warp::reject())
+            } else {
+                Ok(refusal(
+                    forbidden,
+                    "only callers of --client-ca are answered",
+                ))
+            })
+        })
+}
 
 /// `POST /mutate-v1-pod`.
 #[must_use]

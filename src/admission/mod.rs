@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Instant};
 
 use arc_swap::ArcSwapOption;
 
-pub use http::routes;
+pub use http::{refusals, routes};
 pub use review::BadReview;
 
 use crate::{

@@ -22,8 +22,8 @@ pub use cluster::{
 pub use crd::{crds, crds_yaml};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 pub use pod::{
-    Amounts, Container, ContainerState, ContainerStatus, Pod, PodMetadata, PodOs, PodSpec,
-    PodStatus, ResizePolicy, Resources, Running, StatusCondition,
+    ActualResources, Amounts, Container, ContainerState, ContainerStatus, Pod, PodMetadata, PodOs,
+    PodSpec, PodStatus, ResizePolicy, Resources, Running, StatusCondition,
 };
 
 /// Label and annotation key on pods: the label is the claim, the annotation is the record.

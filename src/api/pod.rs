@@ -187,9 +187,23 @@ pub struct ContainerStatus {
     /// What the kubelet has set aside for it.
     #[serde(default)]
     pub allocated_resources: Option<Amounts>,
+    /// What it runs with.
+    #[serde(default)]
+    pub resources: Option<ActualResources>,
     /// Its present state.
     #[serde(default)]
     pub state: Option<ContainerState>,
+}
+
+/// `resources` of a container's status, trimmed to CPU.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct ActualResources {
+    /// Requested amounts.
+    #[serde(default)]
+    pub requests: Option<CpuAmount>,
+    /// Upper bounds.
+    #[serde(default)]
+    pub limits: Option<CpuAmount>,
 }
 
 /// `state` of a container.

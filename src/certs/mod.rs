@@ -20,7 +20,7 @@ use chrono::{DateTime, Utc};
 use kube::Client;
 use rustls::{
     RootCertStore, ServerConfig,
-    server::{ClientHello, ResolvesServerCert},
+    server::{ClientHello, ResolvesServerCert, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
 
@@ -61,15 +61,29 @@ pub fn server_config(
     slot: Arc<CertSlot>,
     client_ca: Option<&Path>,
 ) -> Result<Arc<ServerConfig>, CallersError> {
+    Ok(serving(slot, callers(client_ca)?))
+}
+
+/// Verifies callers by the CAs in a PEM file; without a file, nobody is asked for a certificate.
+///
+/// # Errors
+/// When the file holds no usable certificates.
+pub fn callers(client_ca: Option<&Path>) -> Result<Arc<dyn ClientCertVerifier>, CallersError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = callers::verifier(client_ca, &provider)?;
+    callers::verifier(client_ca, &provider)
+}
+
+/// The same, where callers are verified in another way.
+#[must_use]
+pub fn serving(slot: Arc<CertSlot>, verifier: Arc<dyn ClientCertVerifier>) -> Arc<ServerConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring has what TLS 1.2 and 1.3 need")
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(slot);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
+    Arc::new(config)
 }
 
 /// Where certificates come from.

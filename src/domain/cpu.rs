@@ -1,14 +1,18 @@
 //! The two CPU values of a container.
 
+use serde::Serialize;
+
 use super::quantity::MilliCpu;
 use crate::api::Container;
 
 /// A container's two CPU values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Cpu {
     /// Request; `None` is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<MilliCpu>,
     /// Limit; `None` is absent, which is more than any limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<MilliCpu>,
 }
 

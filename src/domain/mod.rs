@@ -18,6 +18,7 @@
 //! back; *finish* marks the record and drops the claim.
 
 pub mod admission;
+pub mod boosted;
 pub mod clamp;
 pub mod cpu;
 pub mod end;

@@ -9,6 +9,7 @@ use std::fmt;
 use chrono::{DateTime, Utc};
 use kube::core::{Selector, SelectorExt};
 use regex::Regex;
+use serde::{Serialize, Serializer};
 
 use super::{
     end::{ConditionRule, EndRule, MONTH_SECONDS},
@@ -47,6 +48,12 @@ impl BoostKind {
         [Self::Namespaced, Self::Cluster]
             .into_iter()
             .find(|known| known.as_str() == kind)
+    }
+}
+
+impl Serialize for BoostKind {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.as_str())
     }
 }
 

@@ -5,6 +5,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Serialize, Serializer};
+
 /// A CPU amount in milli-CPU, thousandths of a core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MilliCpu(u64);
@@ -86,6 +88,13 @@ impl fmt::Display for MilliCpu {
             milli if milli % 1_000 == 0 => write!(f, "{}", milli / 1_000),
             milli => write!(f, "{milli}m"),
         }
+    }
+}
+
+/// As Kubernetes writes quantities: its canonical form, as text.
+impl Serialize for MilliCpu {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
     }
 }
 

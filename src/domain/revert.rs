@@ -82,6 +82,43 @@ pub enum Leave {
     Unreadable(String),
 }
 
+impl Decision {
+    /// The word for why, about the pod that was decided on. `headstart explain` and the view say it.
+    #[must_use]
+    pub fn reason(&self, pod: &Pod) -> &'static str {
+        match self {
+            Self::Revert(_) => "Due",
+            Self::Finish(finish) => match finish.ended.as_ref().map(|(_, by)| by) {
+                None => "AlreadyReverted",
+                Some(EndedBy::Terminated) => "Terminated",
+                Some(EndedBy::Superseded) => "Superseded",
+                Some(_) => "Returned",
+            },
+            Self::Wait(_) if pod.has_node() => "NotDue",
+            Self::Wait(_) => "NotScheduled",
+            Self::Watch(Pending::Kubelet) => "Resizing",
+            Self::Watch(Pending::Deferred(_)) => "Deferred",
+            Self::Watch(Pending::Infeasible(_)) => "Infeasible",
+            Self::Watch(Pending::Error(_)) => "Error",
+            Self::Leave(Leave::NotBoosted) => "NotBoosted",
+            Self::Leave(Leave::Terminating) => "Terminating",
+            Self::Leave(Leave::Unreadable(_)) => "Unreadable",
+        }
+    }
+
+    /// What the kubelet, or the reader of the record, says.
+    #[must_use]
+    pub fn detail(&self) -> Option<&str> {
+        match self {
+            Self::Watch(
+                Pending::Deferred(text) | Pending::Infeasible(text) | Pending::Error(text),
+            )
+            | Self::Leave(Leave::Unreadable(text)) => Some(text),
+            _ => None,
+        }
+    }
+}
+
 /// Decides about a pod, with the boost that its record names where that exists.
 #[must_use]
 pub fn decide(
@@ -149,17 +186,8 @@ fn decide_active(
     now: DateTime<Utc>,
     forced: Option<Due>,
 ) -> Decision {
-    // The boost's present rule counts; its deletion does not cut short the pods that are starting already.
     let rule = policy.map_or(&record.end, |policy| &policy.end);
-    let deadline_seconds = record
-        .deadline_seconds
-        .unwrap_or_else(|| rule.deadline_seconds(settings));
-    let due = forced
-        .or_else(|| {
-            let start = end::start(pod, record.timestamp)?;
-            Some(rule.due(pod, start, deadline_seconds, now))
-        })
-        .or_else(|| end::unschedulable(pod, settings));
+    let due = forced.or_else(|| due(pod, record, policy, settings, now));
     let is_due = due.filter(|due| due.at <= now);
 
     let loans = Loans::of(pod, record);
@@ -210,6 +238,31 @@ fn decide_active(
         None => record.announced().unwrap_or(EndedBy::Superseded),
     };
     finish(record, by, now)
+}
+
+/// When a boost is due, as far as it is known now. A pod that waits for a node, and could get one, has no such instant.
+#[must_use]
+pub fn due(
+    pod: &Pod,
+    record: &Record,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+) -> Option<Due> {
+    // The boost's present rule counts; its deletion does not cut short the pods that are starting already.
+    let rule = policy.map_or(&record.end, |policy| &policy.end);
+    let deadline_seconds = record
+        .deadline_seconds
+        .unwrap_or_else(|| rule.deadline_seconds(settings));
+    end::start(pod, record.timestamp)
+        .map(|start| rule.due(pod, start, deadline_seconds, now))
+        .or_else(|| end::unschedulable(pod, settings))
+}
+
+/// The containers of a pod that still have what was lent to them, with what they go back to.
+#[must_use]
+pub fn outstanding(pod: &Pod, record: &Record) -> Vec<ContainerRevert> {
+    Loans::of(pod, record).outstanding
 }
 
 fn finish(record: &Record, by: EndedBy, now: DateTime<Utc>) -> Decision {

@@ -11,7 +11,7 @@ use crate::{
         patch,
         policy::Policy,
         record::{Record, State},
-        revert::{Decision, Leave, Pending, Revert, decide},
+        revert::{Decision, Revert, decide},
     },
 };
 
@@ -44,19 +44,20 @@ pub(super) fn explain<'a>(
     settings: EndSettings,
     now: DateTime<Utc>,
 ) -> End<'a> {
+    let decision = decide(&pod.pod, policy, settings, now);
     let mut end = End {
         pod,
         action: "leave",
-        reason: "NotBoosted",
-        detail: None,
+        reason: decision.reason(&pod.pod),
+        detail: decision.detail().map(str::to_owned),
         until: None,
         by: None,
         resize: None,
         metadata: None,
     };
-    match decide(&pod.pod, policy, settings, now) {
+    match decision {
         Decision::Revert(revert) => {
-            (end.action, end.reason, end.by) = ("revert", "Due", Some(revert.due.by));
+            (end.action, end.by) = ("revert", Some(revert.due.by));
             end.resize = Some(patch::resize(&pod.pod, &revert));
             let after = resized(&pod.pod, &revert);
             if let Decision::Finish(finish) = decide(&after, policy, settings, now) {
@@ -65,49 +66,14 @@ pub(super) fn explain<'a>(
         }
         Decision::Finish(finish) => {
             end.by = finish.ended.as_ref().map(|(_, by)| *by);
-            (end.action, end.reason) = ("finish", finish_reason(end.by));
+            end.action = "finish";
             end.metadata = Some(patch::finish(&pod.pod, &finish));
         }
-        Decision::Wait(until) => {
-            let reason = if pod.pod.has_node() {
-                "NotDue"
-            } else {
-                "NotScheduled"
-            };
-            (end.action, end.reason, end.until) = ("wait", reason, until);
-        }
-        Decision::Watch(pending) => {
-            (end.action, (end.reason, end.detail)) = ("wait", watch_reason(pending));
-        }
-        Decision::Leave(leave) => (end.reason, end.detail) = leave_reason(leave),
+        Decision::Wait(until) => (end.action, end.until) = ("wait", until),
+        Decision::Watch(_) => end.action = "wait",
+        Decision::Leave(_) => {}
     }
     end
-}
-
-fn finish_reason(by: Option<EndedBy>) -> &'static str {
-    match by {
-        None => "AlreadyReverted",
-        Some(EndedBy::Terminated) => "Terminated",
-        Some(EndedBy::Superseded) => "Superseded",
-        Some(_) => "Returned",
-    }
-}
-
-fn watch_reason(pending: Pending) -> (&'static str, Option<String>) {
-    match pending {
-        Pending::Kubelet => ("Resizing", None),
-        Pending::Deferred(text) => ("Deferred", Some(text)),
-        Pending::Infeasible(text) => ("Infeasible", Some(text)),
-        Pending::Error(text) => ("Error", Some(text)),
-    }
-}
-
-fn leave_reason(leave: Leave) -> (&'static str, Option<String>) {
-    match leave {
-        Leave::NotBoosted => ("NotBoosted", None),
-        Leave::Terminating => ("Terminating", None),
-        Leave::Unreadable(problem) => ("Unreadable", Some(problem)),
-    }
 }
 
 /// The pod as it will be when the kubelet has done the resize.

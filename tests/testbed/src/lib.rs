@@ -20,6 +20,7 @@ pub mod proxy;
 pub mod release;
 mod request;
 pub mod rest;
+pub mod view;
 pub mod wait;
 
 pub use balancer::{Backend, Balancer};

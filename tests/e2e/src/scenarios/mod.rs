@@ -7,6 +7,7 @@ mod rights;
 mod start;
 mod switching;
 mod tenant;
+mod view;
 
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use crate::cluster::Cluster;
 /// A scenario says what it saw, a line each.
 type Scenario = for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<Vec<String>>>;
 
-/// All of them. The last two look back at the whole run, and take everything away.
+/// All of them. `rights` looks back at the run so far; what comes after it brings rights of its own, or takes everything away.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("install", |cluster| Box::pin(install::install(cluster))),
     ("start", |cluster| Box::pin(start::start(cluster))),
@@ -31,6 +32,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         Box::pin(switching::switching(cluster))
     }),
     ("rights", |cluster| Box::pin(rights::rights(cluster))),
+    ("view", |cluster| Box::pin(view::view(cluster))),
     ("uninstall", |cluster| Box::pin(install::uninstall(cluster))),
 ];
 

@@ -16,8 +16,14 @@ use crate::{
 
 const NS: &str = "rights";
 
+/// Paths of the roles that every install has.
+const ROLES: [&str; 2] = [
+    "/apis/rbac.authorization.k8s.io/v1/clusterroles/headstart",
+    "/apis/rbac.authorization.k8s.io/v1/namespaces/headstart-system/roles/headstart",
+];
+
 /// A right: verb and resource with its group.
-type Right = (String, String);
+pub(super) type Right = (String, String);
 
 /// What no request ever shows: a policy asks for it (`policy-record.yaml`).
 const ASKED_BY_POLICY: (&str, &str) = ("update", "autoscaling.x-k8s.io/startupcpuboosts/record");
@@ -28,7 +34,7 @@ pub(crate) async fn rights(cluster: &mut Cluster) -> Result<Vec<String>> {
     owners_are_asked(cluster).await?;
     remove_namespace(cluster, NS).await?;
 
-    let granted = granted(cluster).await?;
+    let granted = granted(cluster, &ROLES).await?;
     let events = eventually("every right was used", SOON, || async {
         let events = cluster.plane.audit_events()?;
         let used = used(&events);
@@ -137,13 +143,10 @@ async fn owners_are_asked(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// What the manifests' roles give to our account.
-async fn granted(cluster: &Cluster) -> Result<BTreeSet<Right>> {
+/// What roles of the manifests give to our account.
+pub(super) async fn granted(cluster: &Cluster, roles: &[&str]) -> Result<BTreeSet<Right>> {
     let mut rights = BTreeSet::new();
-    for path in [
-        "/apis/rbac.authorization.k8s.io/v1/clusterroles/headstart",
-        "/apis/rbac.authorization.k8s.io/v1/namespaces/headstart-system/roles/headstart",
-    ] {
+    for path in roles {
         let role = cluster.rest().get(path).await?.accepted()?;
         for rule in role["rules"].as_array().into_iter().flatten() {
             for [group, resource, verb] in combinations(rule) {
@@ -151,7 +154,7 @@ async fn granted(cluster: &Cluster) -> Result<BTreeSet<Right>> {
             }
         }
     }
-    ensure!(!rights.is_empty(), "the roles are empty");
+    ensure!(!rights.is_empty(), "{roles:?} are empty");
     Ok(rights)
 }
 
@@ -183,7 +186,7 @@ fn join(group: &str, resource: &str) -> String {
 }
 
 /// What our account did.
-fn used(events: &[Value]) -> BTreeSet<Right> {
+pub(super) fn used(events: &[Value]) -> BTreeSet<Right> {
     let ours = events
         .iter()
         .filter(|event| event["user"]["username"] == ACCOUNT);

@@ -16,7 +16,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command, time::sleep};
 use crate::start;
 
 /// Bytes of a review, as Deployments of real applications have them.
-const SIZE: usize = 10_000;
+pub(crate) const SIZE: usize = 10_000;
 const CONNECTIONS: [u32; 3] = [1, 16, 64];
 /// The two servers take turns, so that what else the machine does befalls both.
 const ROUNDS: usize = 5;
@@ -43,22 +43,28 @@ pub(crate) async fn admission() -> Result<()> {
 }
 
 /// The two servers, and who posts to them.
-struct Bench {
+pub(crate) struct Bench {
     reviews: PathBuf,
     body: Vec<u8>,
-    ours: Target,
+    pub(crate) ours: Target,
     constant: Target,
     _server: Supervised,
 }
 
 /// A server, and the authority that its certificate is from.
-struct Target {
+pub(crate) struct Target {
     address: String,
-    ca: PathBuf,
+    pub(crate) ca: PathBuf,
 }
 
 impl Bench {
-    async fn start(cluster: &Cluster, tools: &Path, address: &str, body: Vec<u8>) -> Result<Self> {
+    /// With the constant server beside the one at this address.
+    pub(crate) async fn start(
+        cluster: &Cluster,
+        tools: &Path,
+        address: &str,
+        body: Vec<u8>,
+    ) -> Result<Self> {
         let folder = cluster.plane.folder();
         let ours = Target {
             address: address.to_owned(),
@@ -101,7 +107,13 @@ impl Bench {
     }
 
     /// Loads a server from a second process.
-    async fn load(&self, target: &Target, kind: &str, count: u32, seconds: u32) -> Result<Figures> {
+    pub(crate) async fn load(
+        &self,
+        target: &Target,
+        kind: &str,
+        count: u32,
+        seconds: u32,
+    ) -> Result<Figures> {
         let mut reviews = Command::new(&self.reviews)
             .arg(&target.ca)
             .args([
@@ -214,14 +226,14 @@ async fn ca(cluster: &Cluster) -> Result<Vec<u8>> {
     .await
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn float(microseconds: u64) -> f64 {
+pub(crate) fn float(microseconds: u64) -> f64 {
     microseconds as f64
 }
 

@@ -7,6 +7,7 @@ mod due;
 mod effort;
 mod start;
 mod storm;
+mod view;
 
 use anyhow::{Context, Result, bail};
 
@@ -19,11 +20,13 @@ async fn main() -> Result<()> {
         ["start"] => start::start().await,
         ["storm", rate, seconds] => storm::storm(number(rate)?, number(seconds)?).await,
         ["due", pods] => due::due(number(pods)?).await,
+        ["view", pods] => view::view(number(pods)?).await,
         _ => bail!(
             "cargo measure admission           reviews a second, beside a server that answers without looking\n\
              cargo measure start               time to Ready, memory, size of the binary\n\
              cargo measure storm RATE SECONDS  pods at a rate: how soon their CPU is taken back\n\
-             cargo measure due PODS            boosts that end at once, under a new leader; memory"
+             cargo measure due PODS            boosts that end at once, under a new leader; memory\n\
+             cargo measure view PODS           pages out of many boosted pods, reviews meanwhile, memory, two replicas apart"
         ),
     }
 }
