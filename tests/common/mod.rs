@@ -351,8 +351,9 @@ impl Replica {
     pub(crate) fn lead_and_report(&self) -> Term {
         let token = CancellationToken::new();
         let (sweeper, reporter) = (self.sweeper(), self.reporter());
-        let term = token.clone();
+        let (term, metrics) = (token.clone(), Arc::clone(&self.metrics));
         let work = tokio::spawn(async move {
+            let _leading = metrics.lead();
             tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
         });
         Term {
