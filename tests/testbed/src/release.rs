@@ -24,7 +24,15 @@ pub async fn static_binary() -> Result<PathBuf> {
 pub async fn build(args: &[&str]) -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = tokio::process::Command::new(cargo)
+    let mut command = tokio::process::Command::new(cargo);
+    // `.cargo/config.toml` gives them to what cargo runs, and so to us. Handed on, they would look like a change to what was
+    // built without us, and all would be linked anew.
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"CFLAGS_") {
+            command.env_remove(name);
+        }
+    }
+    let status = command
         .args(["build", "--quiet", "--locked"])
         .args(args)
         .current_dir(&root)
