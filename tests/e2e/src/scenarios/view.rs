@@ -6,7 +6,6 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -31,8 +30,6 @@ use crate::{
 };
 
 const NS: &str = "seen";
-/// The aggregator asks once a minute what a group has.
-const STALE: Duration = Duration::from_secs(150);
 const SCALE: &str = "scale -n headstart-system deployment/headstart --replicas";
 
 pub(crate) async fn view(cluster: &mut Cluster) -> Result<Vec<String>> {
@@ -203,9 +200,9 @@ async fn rights_are_used(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// As long as nobody can say what the group has, a namespace might have something of it.
+/// As long as nobody can say what the group has, a namespace might have something of it, and may have to wait.
 async fn namespaces_wait_for_a_replica(cluster: &Cluster) -> Result<()> {
-    a_namespace_hangs(cluster, "waits").await?;
+    delete_while_nobody_answers(cluster, "waits").await?;
     cluster.kubectl(&format!("{SCALE}=3")).await?;
     rolled_out(cluster).await?;
     until_gone(cluster, "waits").await
@@ -213,36 +210,20 @@ async fn namespaces_wait_for_a_replica(cluster: &Cluster) -> Result<()> {
 
 /// What `docs/see.md` says to do in an emergency.
 async fn namespaces_wait_for_nobody_without_the_api(cluster: &Cluster) -> Result<()> {
-    a_namespace_hangs(cluster, "hangs").await?;
+    delete_while_nobody_answers(cluster, "hangs").await?;
     let delete = format!("delete apiservice {API_SERVICE}");
     cluster.kubectl(&delete).await?;
     until_gone(cluster, "hangs").await
 }
 
-/// Deletes a namespace when all replicas are gone and the API server knows it.
-async fn a_namespace_hangs(cluster: &Cluster, name: &str) -> Result<()> {
+/// Begins to delete a namespace when all replicas are gone and the API server knows it. Whether it waits depends on how old
+/// the controller's knowledge of the group is.
+async fn delete_while_nobody_answers(cluster: &Cluster, name: &str) -> Result<()> {
     namespace(cluster, name).await?;
     cluster.kubectl(&format!("{SCALE}=0")).await?;
     until_available(&cluster.plane, "False").await?;
-    eventually("discovery is stale", STALE, || async {
-        let discovery = cluster.plane.kubectl(&["api-resources"]).await?;
-        ensure!(!discovery.status.success(), "it is not");
-        Ok(())
-    })
-    .await?;
-    cluster
-        .kubectl(&format!("delete namespace {name} --wait=false"))
-        .await?;
-    let failure =
-        r#"jsonpath={.status.conditions[?(@.type=="NamespaceDeletionDiscoveryFailure")].status}"#;
-    eventually("its deletion waits", SOON, || async {
-        let status = cluster
-            .kubectl(&format!("get namespace {name} -o {failure}"))
-            .await?;
-        ensure!(status == "True", "{status}");
-        Ok(())
-    })
-    .await
+    let delete = format!("delete namespace {name} --wait=false");
+    cluster.kubectl(&delete).await.map(drop)
 }
 
 async fn until_gone(cluster: &Cluster, name: &str) -> Result<()> {
