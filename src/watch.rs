@@ -41,12 +41,6 @@ pub fn config() -> watcher::Config {
         .page_size(PAGE)
 }
 
-/// Only the object of this name.
-#[must_use]
-pub fn named(name: &str) -> watcher::Config {
-    config().fields(&format!("metadata.name={name}"))
-}
-
 /// Watches for ever and hands on what it is told. Errors are logged; the watch goes on after a pause.
 pub async fn forever<K>(api: Api<K>, config: watcher::Config, mut tell: impl FnMut(Told<K>))
 where
@@ -85,6 +79,23 @@ where
             sleep(pause).await;
         }
     }
+}
+
+/// Watches the object of this name for ever, and hands on what it is; none where it is gone, also where nobody heard it go.
+pub async fn one<K>(api: Api<K>, name: &str, mut tell: impl FnMut(Option<K>))
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let named = config().fields(&format!("metadata.name={name}"));
+    let mut listed = None;
+    forever(api, named, |told| match told {
+        Told::Event(Event::Init) => listed = None,
+        Told::Event(Event::InitApply(object)) => listed = Some(object),
+        Told::Event(Event::InitDone) => tell(listed.take()),
+        Told::Event(Event::Apply(object)) => tell(Some(object)),
+        Told::Event(Event::Delete(_)) | Told::Absent => tell(None),
+    })
+    .await;
 }
 
 /// The pauses after errors in a row.

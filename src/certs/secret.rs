@@ -13,7 +13,6 @@ use k8s_openapi::{
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, Patch, PatchParams, PostParams},
-    runtime::watcher::Event,
 };
 use serde_json::json;
 use tokio::{
@@ -25,10 +24,7 @@ use super::{
     Bundle, Certs, Held, Lifetimes, PkiError,
     rotation::{self, Configuration, Step},
 };
-use crate::{
-    error::Chain,
-    watch::{Told, forever, named},
-};
+use crate::{error::Chain, watch};
 
 /// Keys of the Secret: the names that `kubernetes.io/tls` Secrets have, and the CA's key beside them.
 const SECRET_KEYS: [&str; 4] = ["ca.crt", "ca.key", "tls.crt", "tls.key"];
@@ -66,11 +62,11 @@ pub(super) async fn keep(certs: &Certs, client: &Client, params: &Params) {
         seen: Mutex::default(),
         changed: Notify::new(),
     };
-    let secret = forever(keeper.secrets.clone(), named(&params.secret), |told| {
-        keeper.tell(told, |seen, secret| seen.secret = secret);
+    let secret = watch::one(keeper.secrets.clone(), &params.secret, |secret| {
+        keeper.tell(|seen| seen.secret = secret);
     });
-    let webhook = forever(keeper.webhooks.clone(), named(&params.webhook), |told| {
-        keeper.tell(told, Seen::read_back);
+    let webhook = watch::one(keeper.webhooks.clone(), &params.webhook, |webhook| {
+        keeper.tell(|seen| seen.read_back(webhook));
     });
     tokio::join!(secret, webhook, keeper.act());
 }
@@ -119,15 +115,8 @@ enum SecretError {
 }
 
 impl Keeper<'_> {
-    fn tell<K>(&self, told: Told<K>, set: impl FnOnce(&mut Seen, Option<K>)) {
-        let mut seen = self.seen();
-        match told {
-            Told::Event(Event::Apply(object) | Event::InitApply(object)) => {
-                set(&mut seen, Some(object));
-            }
-            Told::Event(Event::Delete(_)) => set(&mut seen, None),
-            Told::Event(Event::Init | Event::InitDone) | Told::Absent => return,
-        }
+    fn tell(&self, set: impl FnOnce(&mut Seen)) {
+        set(&mut self.seen());
         self.changed.notify_one();
     }
 

@@ -23,13 +23,12 @@ mod reviews;
 mod tls;
 mod trust;
 
-use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use chrono::{DateTime, Utc};
 use hyper::{HeaderMap, Method, Response};
-use kube::{Api, Client, runtime::watcher::Event};
+use kube::Client;
 use rustls::server::danger::ClientCertVerifier;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use warp::{Filter, Reply};
@@ -59,7 +58,6 @@ use crate::{
     },
     metrics::Metrics,
     server::Peer,
-    watch::{Told, forever, named},
 };
 
 /// Requests for objects that are worked on at once; more are told to come again.
@@ -381,22 +379,6 @@ fn groups(headers: &HeaderMap) -> Result<Response<Vec<u8>>, Failure> {
 fn plain(headers: &HeaderMap, value: &Value) -> Result<Response<Vec<u8>>, Failure> {
     negotiate(headers, &[Form::Plain]).ok_or(Failure::NotAcceptable)?;
     Ok(json_response(value))
-}
-
-/// Watches the object of a name for ever, and hands it on whenever it has changed; `None` is that there is none.
-async fn follow<K>(api: Api<K>, name: &str, mut tell: impl FnMut(Option<K>))
-where
-    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    let mut listed = None;
-    forever(api, named(name), |told| match told {
-        Told::Event(Event::Init) => listed = None,
-        Told::Event(Event::InitApply(object)) => listed = Some(object),
-        Told::Event(Event::InitDone) => tell(listed.take()),
-        Told::Event(Event::Apply(object)) => tell(Some(object)),
-        Told::Event(Event::Delete(_)) | Told::Absent => tell(None),
-    })
-    .await;
 }
 
 /// Asks callers for a certificate, and takes any or none: who has signed it is looked at for each request.

@@ -21,8 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::follow;
-use crate::error::Chain;
+use crate::{error::Chain, watch};
 
 /// The object that the manifests bring.
 const API_SERVICE: &str = "v1alpha1.visibility.autoscaling.x-k8s.io";
@@ -63,11 +62,11 @@ struct Publisher {
 pub(super) async fn keep(client: Client, webhook: &str) {
     let publisher = Publisher::default();
     let webhooks = Api::<MutatingWebhookConfiguration>::all(client.clone());
-    let webhooks = follow(webhooks, webhook, |found| {
+    let webhooks = watch::one(webhooks, webhook, |found| {
         publisher.tell(|seen| seen.published = found.and_then(ca));
     });
     let services = Api::<APIService>::all(client.clone());
-    let services = follow(services, API_SERVICE, |found| {
+    let services = watch::one(services, API_SERVICE, |found| {
         publisher.tell(|seen| seen.service = found);
     });
     tokio::join!(webhooks, services, publisher.act(&client));

@@ -13,7 +13,7 @@ use rustls::{
 };
 use serde::Deserialize;
 
-use super::follow;
+use crate::watch;
 
 /// Where it is.
 const CONFIG_MAP: (&str, &str) = ("kube-system", "extension-apiserver-authentication");
@@ -69,7 +69,7 @@ pub(super) async fn keep(client: Client, slot: &TrustSlot) {
     let api = Api::<ConfigMap>::namespaced(client, namespace);
     // Without it nobody is trusted.
     let read = |map: ConfigMap| Arc::new(Trust::read(&map.data));
-    follow(api, name, |map| slot.store(map.map(read))).await;
+    watch::one(api, name, |map| slot.store(map.map(read))).await;
 }
 
 impl Trust {
