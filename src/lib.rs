@@ -35,6 +35,7 @@ pub mod contact;
 pub mod domain;
 pub mod error;
 pub mod explain;
+pub mod kubeconfig;
 pub mod lease;
 pub mod list;
 pub mod metrics;

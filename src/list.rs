@@ -7,7 +7,7 @@ use std::{fmt::Debug, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use kube::{
-    Api, Client, Config, Resource,
+    Api, Client, Resource,
     api::ListParams,
     core::{DeserializeGuard, NamespaceResourceScope},
 };
@@ -25,6 +25,7 @@ use crate::{
         snapshot::BoostIndex,
     },
     error::Chain,
+    kubeconfig::{self, KubeconfigError},
     view::object::{Object, ObjectList, Row},
 };
 
@@ -93,12 +94,9 @@ pub enum Output {
 /// Why nothing is listed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// There is no cluster.
-    #[error("no cluster is configured: set KUBECONFIG")]
-    Kubeconfig(#[source] kube::config::InferConfigError),
-    /// The client can't be built.
-    #[error("the API server's client could not be built")]
-    Client(#[source] kube::Error),
+    /// There is no cluster to ask.
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
     /// The pods can't be read.
     #[error("the pods could not be read: {0}")]
     Pods(String),
@@ -120,11 +118,10 @@ pub struct Listed {
 /// # Errors
 /// When the pods can't be read.
 pub async fn run(args: &ListArgs) -> Result<Listed, ListError> {
-    let mut config = Config::infer().await.map_err(ListError::Kubeconfig)?;
-    config.default_retry = false;
+    let config = kubeconfig::infer().await?;
     let namespace = args.namespace.as_ref().unwrap_or(&config.default_namespace);
     let namespace = (!args.all_namespaces).then(|| namespace.clone());
-    let client = Client::try_from(config).map_err(ListError::Client)?;
+    let client = kubeconfig::client(config)?;
     let label = match &args.boost {
         Some(boost) => format!("{BOOST_KEY}={boost}"),
         None => BOOST_KEY.to_owned(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use chrono::Utc;
 use clap::Args;
 use futures::{StreamExt, stream};
-use kube::{Api, Client, Config, api::ListParams};
+use kube::{Api, Client, api::ListParams};
 use tokio::time::sleep;
 
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
         witness,
     },
     error::Chain,
+    kubeconfig::{self, KubeconfigError},
     list::pages,
     sweeper::Writer,
 };
@@ -70,12 +71,9 @@ pub struct RevertArgs {
 /// Why not all boosts have ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RevertError {
-    /// There is no cluster.
-    #[error("no cluster is configured: set KUBECONFIG")]
-    Kubeconfig(#[source] kube::config::InferConfigError),
-    /// The client can't be built.
-    #[error("the API server's client could not be built")]
-    Client(#[source] kube::Error),
+    /// There is no cluster to ask.
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
     /// The pods can't be read.
     #[error("the pods could not be read: {0}")]
     Pods(String),
@@ -94,10 +92,7 @@ pub enum RevertError {
 /// # Errors
 /// When the cluster can't be asked, or a boost has not ended.
 pub async fn run(args: &RevertArgs, say: impl Fn(&str)) -> Result<(), RevertError> {
-    let mut config = Config::infer().await.map_err(RevertError::Kubeconfig)?;
-    // What failed is looked at again first.
-    config.default_retry = false;
-    let client = Client::try_from(config).map_err(RevertError::Client)?;
+    let client = kubeconfig::client(kubeconfig::infer().await?)?;
     let writer = Writer::new(client.clone());
     let pods = find(&client, &writer, args).await?;
     if pods.is_empty() {

@@ -13,12 +13,14 @@ use std::{fmt::Write as _, time::Duration};
 
 use clap::{Args, ValueEnum};
 use futures::{FutureExt as _, future::join_all};
-use kube::{Client, Config};
 use serde_json::json;
 use tokio::time::timeout;
 
 pub(crate) use self::cluster::is_too_old;
-use crate::error::Chain;
+use crate::{
+    error::Chain,
+    kubeconfig::{self, KubeconfigError},
+};
 
 /// How long one request may take.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -58,12 +60,9 @@ pub enum Output {
 /// Why the cluster is not fit, or can't be asked at all.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// There is no cluster.
-    #[error("no cluster is configured: set KUBECONFIG")]
-    Kubeconfig(#[source] kube::config::InferConfigError),
-    /// The client can't be built.
-    #[error("the API server's client could not be built")]
-    Client(#[source] kube::Error),
+    /// There is no cluster to ask.
+    #[error(transparent)]
+    Kubeconfig(#[from] KubeconfigError),
     /// Some checks have failed.
     #[error("{failed} of {checks} checks have failed")]
     Unfit {
@@ -216,10 +215,9 @@ impl Report {
 /// # Errors
 /// When there is no cluster to ask. That one can't be asked is no error: its checks fail.
 pub async fn run(args: &CheckArgs) -> Result<Report, CheckError> {
-    let mut config = Config::infer().await.map_err(CheckError::Kubeconfig)?;
-    config.default_retry = false;
+    let mut config = kubeconfig::infer().await?;
     config.connect_timeout = Some(DEADLINE);
-    let client = Client::try_from(config).map_err(CheckError::Client)?;
+    let client = kubeconfig::client(config)?;
     let checks = [
         ("version", cluster::version(&client).boxed()),
         ("resize", cluster::resize(&client).boxed()),
