@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use testbed::release;
 
 use crate::machine::{find, output};
 
@@ -58,7 +59,11 @@ fn buildah(command: &[&str], folder: &Path, rest: &[&str]) -> Result<String> {
 /// If it can't be built.
 pub(crate) fn build() -> Result<()> {
     let script = root().join(".ci/image");
-    let status = Command::new(&script)
+    let mut command = Command::new(&script);
+    for name in release::handed_on() {
+        command.env_remove(name);
+    }
+    let status = command
         .arg(architecture())
         .status()
         .with_context(|| format!("running {}", script.display()))?;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use testbed::release;
 use tokio::process::Command;
 
 /// A rule, how it is broken, and the fault that has to notice.
@@ -153,8 +154,7 @@ impl Copy {
     }
 
     async fn build(&self) -> Result<PathBuf> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let status = Command::new(cargo)
+        let status = release::cargo()
             .args(["build", "--quiet", "--locked", "--bin", "headstart"])
             .current_dir(&self.0)
             .stdin(Stdio::null())

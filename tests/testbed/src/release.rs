@@ -1,11 +1,13 @@
 //! The program as it is shipped, built where it is not yet.
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     process::Stdio,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use tokio::process::Command;
 
 /// Builds the binary as it is shipped: optimised and static.
 ///
@@ -23,16 +25,7 @@ pub async fn static_binary() -> Result<PathBuf> {
 /// If it fails.
 pub async fn build(args: &[&str]) -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = tokio::process::Command::new(cargo);
-    // `.cargo/config.toml` gives them to what cargo runs, and so to us. Handed on, they would look like a change to what was
-    // built without us, and all would be linked anew.
-    for (name, _) in std::env::vars_os() {
-        if name.as_encoded_bytes().starts_with(b"CFLAGS_") {
-            command.env_remove(name);
-        }
-    }
-    let status = command
+    let status = cargo()
         .args(["build", "--quiet", "--locked"])
         .args(args)
         .current_dir(&root)
@@ -42,4 +35,21 @@ pub async fn build(args: &[&str]) -> Result<PathBuf> {
         .context("running cargo")?;
     ensure!(status.success(), "cargo build {} failed", args.join(" "));
     Ok(root.join("target"))
+}
+
+/// The cargo that runs us, to build something with.
+#[must_use]
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for name in handed_on() {
+        cargo.env_remove(name);
+    }
+    cargo
+}
+
+/// The variables that `.cargo/config.toml` gives to what cargo runs, and so to us. A build that is handed them on takes them for
+/// a change to what was built without us, and links all anew.
+pub fn handed_on() -> impl Iterator<Item = OsString> {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| name.as_encoded_bytes().starts_with(b"CFLAGS_"))
 }

@@ -16,7 +16,7 @@ use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, ControlPlane, Options, eventually};
+use testbed::{Behaviour, Cluster, ControlPlane, Options, eventually, release};
 
 const NAMESPACE: &str = "shop";
 const KEY: &str = "autoscaling.x-k8s.io/startup-cpu-boost";
@@ -372,8 +372,7 @@ fn cpu(pod: &Pod) -> (String, String) {
 /// Builds the binary as a user would; cargo says what it does.
 async fn build() -> Result<PathBuf> {
     let began = Instant::now();
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = tokio::process::Command::new(cargo)
+    let output = release::cargo()
         .args([
             "build",
             "--bin",
