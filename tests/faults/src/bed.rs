@@ -70,16 +70,8 @@ impl Bed {
     /// # Errors
     /// If anything does not start.
     pub(crate) async fn start(binary: &Path) -> Result<Self> {
-        Self::with_lag(binary, Duration::ZERO).await
-    }
-
-    /// The same, with a load balancer that takes so long to no longer send to who is not Ready.
-    ///
-    /// # Errors
-    /// If anything does not start.
-    pub(crate) async fn with_lag(binary: &Path, removal_lag: Duration) -> Result<Self> {
         let plane = ControlPlane::start(Options::default()).await?;
-        let balancer = Balancer::start(removal_lag).await?;
+        let balancer = Balancer::start(Duration::ZERO).await?;
         let url = format!("https://{}/mutate-v1-pod", balancer.address());
         install(&plane, &manifests(), &url).await?;
         let node = NodeStandIn::start(plane.admin(), Behaviour::default()).await?;
@@ -311,6 +303,34 @@ impl Bed {
     pub(crate) async fn restore_boost(&self) -> Result<()> {
         lives::prepare(&self.plane, &[GROUP]).await?;
         self.until_all_boost(true).await
+    }
+
+    /// Deletes the group's boost, and does not wait until anybody knows.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub(crate) async fn delete_boost(&self) -> Result<()> {
+        let delete = ["delete", "scb", "-n", NAMESPACE, GROUP];
+        self.plane.kubectl_ok(&delete).await.map(drop)
+    }
+
+    /// Merges this into the group's boost, and does not wait until anybody knows.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub(crate) async fn edit_boost(&self, edit: &Value) -> Result<()> {
+        let edit = edit.to_string();
+        let patch = [
+            "patch",
+            "scb",
+            "-n",
+            NAMESPACE,
+            GROUP,
+            "--type=merge",
+            "-p",
+            &edit,
+        ];
+        self.plane.kubectl_ok(&patch).await.map(drop)
     }
 
     /// Waits until all replicas boost the group's pods, or none does.

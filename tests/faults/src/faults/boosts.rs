@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use futures::FutureExt as _;
 use serde_json::{Value, json};
-use testbed::{cluster::manifests, lives::NAMESPACE};
+use testbed::cluster::manifests;
 
-use super::{Fault, Repeat, Round, ensure_within};
-use crate::bed::{GROUP, PODS, SOON};
+use super::{Fault, LAG, Repeat, Round, reverted};
+use crate::bed::{PODS, SOON};
 
 /// What a revert may cost where nothing else happens.
 const USUAL: Duration = Duration::from_secs(2);
@@ -42,14 +42,10 @@ pub(super) fn faults() -> Vec<Fault> {
 
 async fn boost_deleted(round: &mut Round<'_>) -> Result<()> {
     let pods = round.bed.create_waiting(PODS).await?;
-    let delete = ["delete", "scb", "-n", NAMESPACE, GROUP];
-    round.bed.plane.kubectl_ok(&delete).await?;
+    round.bed.delete_boost().await?;
     round.bed.until_all_boost(false).await?;
     round.bed.make_ready(&pods).await?;
-    round.bed.lives.until_finished(PODS, SOON).await?;
-    let lags = round.bed.lives.lags();
-    ensure_within(&lags, USUAL)?;
-    round.figures.times("revert lag", lags);
+    reverted(round, PODS, USUAL).await?;
     round.bed.restore_boost().await
 }
 
@@ -59,7 +55,7 @@ async fn crd_deleted(round: &mut Round<'_>) -> Result<()> {
     round.bed.until_all_boost(false).await?;
     round.bed.make_ready(&pods).await?;
     round.bed.lives.until_finished(PODS, SOON).await?;
-    round.figures.times("revert lag", round.bed.lives.lags());
+    round.figures.times(LAG, round.bed.lives.lags());
 
     let file = manifests().join("crd.yaml");
     let path = file.to_string_lossy();
@@ -82,11 +78,7 @@ async fn boost_edited(round: &mut Round<'_>) -> Result<()> {
         json!({"spec": {"durationPolicy": {"podCondition": null, "fixedDuration": {"unit": "Seconds", "value": 1}}}}),
     ];
     let edit = &edits[round.random.usize(..edits.len())];
-    round
-        .bed
-        .plane
-        .kubectl_ok(&patch(&edit.to_string()))
-        .await?;
+    round.bed.edit_boost(edit).await?;
     // The new duration is over already; by the old one they would stay boosted until they are told.
     if edit["spec"]["durationPolicy"] == Value::Null {
         round.bed.make_ready(&pods).await?;
@@ -97,17 +89,4 @@ async fn boost_edited(round: &mut Round<'_>) -> Result<()> {
     round.figures.time("until all are reverted", took);
     ensure!(took <= 2 * USUAL, "it took {took:?} after {edit}");
     round.bed.restore_boost().await
-}
-
-fn patch(edit: &str) -> [&str; 8] {
-    [
-        "patch",
-        "scb",
-        "-n",
-        NAMESPACE,
-        GROUP,
-        "--type=merge",
-        "-p",
-        edit,
-    ]
 }

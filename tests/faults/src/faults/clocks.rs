@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::{Fault, Repeat, Round, ensure_within};
+use super::{Fault, Repeat, Round, reverted};
 use crate::bed::{Bed, GROUP, PODS, REPLICAS, SOON};
 
 /// How wrong a clock is, in minutes; and what a boost of fixed duration may be late by then.
@@ -110,10 +110,7 @@ async fn skewed(round: &mut Round<'_>) -> Result<()> {
         stopped.operator.process().kill(Signal::CONT)?;
         next?;
     }
-    let lags = round.bed.lives.lags();
-    ensure_within(&lags, USUAL)?;
-    round.figures.times("revert lag", lags);
-    Ok(())
+    reverted(round, ended, USUAL).await
 }
 
 /// As faketime reads it: seconds from the right time.

@@ -14,20 +14,18 @@ use testbed::{
     Signal,
     cluster::SYSTEM_NAMESPACE,
     eventually,
-    lives::{self, Creation, KEY, figures},
+    lives::{self, Creation, KEY},
 };
 use tokio::{task::JoinHandle, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{Fault, Repeat, Round};
+use super::{Fault, LAG, Repeat, Round};
 use crate::bed::{Bed, GROUP, PODS, REPLICAS, SOON};
 
 /// Rolling updates, and in the short form.
 const UPDATES: (u32, u32) = (10, 2);
 /// Pods a second meanwhile: what two cores bear beside API server, etcd and kubelet.
 const RATE: u32 = 30;
-/// What a hand-over in good order may cost.
-const HAND_OVER: Duration = Duration::from_secs(2);
 /// How long all are away.
 const OUTAGE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
 /// How often, and how long, leaders are killed.
@@ -95,7 +93,7 @@ pub(super) async fn counted(
     round.figures.count("refused", refused);
     round.figures.count("unboosted", unboosted);
     round.bed.lives.until_finished(boosted, 2 * SOON).await?;
-    round.figures.times("revert lag", round.bed.lives.lags());
+    round.figures.times(LAG, round.bed.lives.lags());
     let error = results.into_iter().find_map(Result::err);
     error.map_or(Ok(unboosted), Err)
 }
@@ -112,8 +110,7 @@ async fn rolling_updates(round: &mut Round<'_>) -> Result<()> {
     over.cancel();
     let unboosted = counted(round, load.await?).await?;
     ensure!(unboosted == 0, "{unboosted} pods got no boost");
-    let p99 = Duration::from_micros(figures(&round.bed.lives.lags()).p99);
-    ensure!(p99 <= HAND_OVER, "revert lag p99 {p99:?}");
+    super::ensure_handed_over(round)?;
     let metrics = round.bed.plane.metrics().await?;
     let failed = metrics
         .lines()
@@ -286,6 +283,6 @@ async fn flapping(round: &mut Round<'_>) -> Result<()> {
     round.bed.lives.until_finished(pods, SOON).await?;
     let lags = round.bed.lives.lags();
     lags.first().context("no pod was reverted")?;
-    round.figures.times("revert lag", lags);
+    round.figures.times(LAG, lags);
     Ok(())
 }

@@ -4,17 +4,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use futures::FutureExt as _;
-use testbed::{Signal, eventually, lives::figures, proxy::Moment};
+use testbed::{Signal, eventually, proxy::Moment};
 use tokio::time::sleep;
 
-use super::{Fault, Repeat, Round, WINDOW, burst, ensure_within};
+use super::{Fault, LAG, Repeat, Round, TAKEOVER, WINDOW, burst, ensure_handed_over, reverted};
 use crate::bed::{PODS, SOON};
 
-const LAG: &str = "revert lag";
-/// A lease of 6 s, a follower's retry of at most 1.2 s, and the writes.
-const TAKEOVER: Duration = Duration::from_secs(8);
-/// What a hand-over in good order may cost.
-const HAND_OVER: Duration = Duration::from_secs(2);
 /// How long a zombie sleeps; in the short form just longer than its lease.
 const SLEEP: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
@@ -55,13 +50,9 @@ async fn killed_within_a_revert(round: &mut Round<'_>) -> Result<()> {
     victim.operator.crash()?;
     drop(hold);
     let killed = Instant::now();
-    round.bed.lives.until_finished(PODS, SOON).await?;
-    round
-        .figures
-        .time("until all are reverted", killed.elapsed());
-    let lags = round.bed.lives.lags();
-    ensure_within(&lags, TAKEOVER)?;
-    round.figures.times(LAG, lags);
+    reverted(round, PODS, TAKEOVER).await?;
+    let took = killed.elapsed();
+    round.figures.time("until all are reverted", took);
     Ok(())
 }
 
@@ -77,11 +68,8 @@ async fn told_to_end(round: &mut Round<'_>) -> Result<()> {
     );
     finished?;
     ensure!(ended? == 0, "it did not end in good order");
-    let lags = round.bed.lives.lags();
-    round.figures.times(LAG, lags.iter().copied());
-    let p99 = Duration::from_micros(figures(&lags).p99);
-    ensure!(p99 <= HAND_OVER, "revert lag p99 {p99:?}");
-    Ok(())
+    round.figures.times(LAG, round.bed.lives.lags());
+    ensure_handed_over(round)
 }
 
 async fn stopped_and_woken(round: &mut Round<'_>) -> Result<()> {
@@ -99,10 +87,7 @@ async fn stopped_and_woken(round: &mut Round<'_>) -> Result<()> {
         .kill(Signal::STOP)?;
     round.bed.leader_other_than(&zombie).await?;
     round.figures.time("until another leads", began.elapsed());
-    round.bed.lives.until_finished(PODS, SOON).await?;
-    let lags = round.bed.lives.lags();
-    ensure_within(&lags, TAKEOVER)?;
-    round.figures.times(LAG, lags);
+    reverted(round, PODS, TAKEOVER).await?;
 
     let sleeps = if round.short { SLEEP.1 } else { SLEEP.0 };
     sleep(sleeps.saturating_sub(began.elapsed())).await;

@@ -19,12 +19,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use fastrand::Rng;
 use futures::future::BoxFuture;
+use testbed::lives::figures;
 
 use crate::{
-    bed::{Bed, PODS},
+    bed::{Bed, PODS, SOON},
     figures::Figures,
 };
 
+/// The name of a figure: from Ready until the CPU is back.
+const LAG: &str = "revert lag";
+/// A lease of 6 s, a follower's retry of at most 1.2 s, and the writes.
+const TAKEOVER: Duration = Duration::from_secs(8);
+/// What a hand-over in good order may cost.
+const HAND_OVER: Duration = Duration::from_secs(2);
 /// Within it the pods of a round become Ready.
 const WINDOW: Duration = Duration::from_secs(2);
 
@@ -96,8 +103,19 @@ async fn burst(round: &mut Round<'_>) -> Result<()> {
     bed.create(pods).await.map(drop)
 }
 
-fn ensure_within(lags: &[Duration], bound: Duration) -> Result<()> {
+/// Waits until so many pods are finished, each at most so late.
+async fn reverted(round: &mut Round<'_>, pods: usize, bound: Duration) -> Result<()> {
+    round.bed.lives.until_finished(pods, SOON).await?;
+    let lags = round.bed.lives.lags();
     let worst = lags.iter().max().context("no pod was reverted")?;
     ensure!(*worst <= bound, "a pod was reverted {worst:?} late");
+    round.figures.times(LAG, lags);
+    Ok(())
+}
+
+/// What a hand-over in good order may cost all but a hundredth of the pods.
+fn ensure_handed_over(round: &Round<'_>) -> Result<()> {
+    let p99 = Duration::from_micros(figures(&round.bed.lives.lags()).p99);
+    ensure!(p99 <= HAND_OVER, "revert lag p99 {p99:?}");
     Ok(())
 }

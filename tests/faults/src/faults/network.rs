@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use chrono::{DateTime, Utc};
 use futures::FutureExt as _;
-use testbed::{eventually, link::Wire, lives::NAMESPACE, proxy};
+use serde_json::json;
+use testbed::{eventually, link::Wire, proxy};
 use tokio::time::sleep;
 
-use super::{Fault, Repeat, Round, burst, ensure_within};
-use crate::bed::{GROUP, PODS, SOON};
+use super::{Fault, LAG, Repeat, Round, TAKEOVER, burst, reverted};
+use crate::bed::{PODS, SOON};
 
-/// A lease of 6 s, a follower's retry of at most 1.2 s, and the writes.
-const TAKEOVER: Duration = Duration::from_secs(8);
 /// A leader stops working 4 s after its last renewal was sent.
 const STEPS_DOWN: Duration = Duration::from_secs(6);
 /// A watch call lasts 45 s; 10 s more, and somebody has noticed that nothing comes.
@@ -79,11 +78,7 @@ async fn leader_cut_off(round: &mut Round<'_>) -> Result<()> {
     ensure!(round.bed.asks(leader).await?, "it boosts no longer");
     let readyz = round.bed.replicas[leader].operator.get("/readyz").await;
     readyz.context("it is no longer Ready")?;
-    round.bed.lives.until_finished(PODS, SOON).await?;
-    let lags = round.bed.lives.lags();
-    ensure_within(&lags, TAKEOVER)?;
-    round.figures.times("revert lag", lags);
-    Ok(())
+    reverted(round, PODS, TAKEOVER).await
 }
 
 async fn follower_cut_off(round: &mut Round<'_>) -> Result<()> {
@@ -92,18 +87,8 @@ async fn follower_cut_off(round: &mut Round<'_>) -> Result<()> {
     let cut_off = &round.bed.replicas[follower];
     cut_off.link.set(BLACKHOLE);
     // It could not be told of it.
-    let edit = r#"{"selector": {"matchLabels": {"group": "another"}}}"#;
-    let patch = [
-        "patch",
-        "scb",
-        "-n",
-        NAMESPACE,
-        GROUP,
-        "--type=merge",
-        "-p",
-        edit,
-    ];
-    round.bed.plane.kubectl_ok(&patch).await?;
+    let edit = json!({"selector": {"matchLabels": {"group": "another"}}});
+    round.bed.edit_boost(&edit).await?;
     eventually("the others know", SOON, || async {
         ensure!(!round.bed.asks(leader).await?, "the leader does not");
         Ok(())
@@ -171,6 +156,6 @@ async fn slow(round: &mut Round<'_>) -> Result<()> {
             .time("a review, with its connection", began.elapsed());
     }
     round.bed.lives.until_finished(PODS, 2 * SOON).await?;
-    round.figures.times("revert lag", round.bed.lives.lags());
+    round.figures.times(LAG, round.bed.lives.lags());
     Ok(())
 }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use futures::FutureExt as _;
 use kube::ResourceExt as _;
-use testbed::{Signal, Wire, lives::NAMESPACE, proxy};
+use testbed::{Signal, Wire, proxy};
 use tokio::time::sleep;
 
-use super::{Fault, Repeat, Round, burst};
-use crate::bed::{GROUP, PODS, SOON};
+use super::{Fault, LAG, Repeat, Round, burst};
+use crate::bed::{PODS, SOON};
 
 /// How long the API server, or its etcd, is away.
 const AWAY: Duration = Duration::from_secs(5);
@@ -97,8 +97,7 @@ async fn history_forgotten(round: &mut Round<'_>) -> Result<()> {
     }
     let (ghosts, rest) = pods.split_at(PODS / 2);
     round.bed.delete(ghosts).await?;
-    let delete = ["delete", "scb", "-n", NAMESPACE, GROUP];
-    round.bed.plane.kubectl_ok(&delete).await?;
+    round.bed.delete_boost().await?;
     round.bed.plane.compact().await?;
     // What it caches, the API server would remember.
     round.bed.plane.stop_api_server().await?;
@@ -151,7 +150,7 @@ async fn too_many_requests(round: &mut Round<'_>) -> Result<()> {
     round.bed.replicas[leader].proxy.fault(fault);
     burst(round).await?;
     round.bed.lives.until_finished(PODS, SOON).await?;
-    round.figures.times("revert lag", round.bed.lives.lags());
+    round.figures.times(LAG, round.bed.lives.lags());
     ensure!(round.bed.leader().await? == leader, "another leads");
     Ok(())
 }
