@@ -7,10 +7,11 @@ use chrono::{DateTime, Utc};
 
 use super::{
     cpu::Cpu,
-    end::{self, Due, EndSettings, EndedBy},
+    end::{self, Due, EndRule, EndSettings, EndedBy},
     policy::Policy,
     qos::{QosClass, qos_class},
     quantity::MilliCpu,
+    raise,
     record::{Loan, LoanValue, Record, Set, State},
 };
 use crate::api::Pod;
@@ -22,6 +23,8 @@ pub enum Decision {
     Revert(Revert),
     /// Mark the record and drop the claim.
     Finish(Finish),
+    /// These containers have restarted since their boost ended: boost them [again](super::raise::again).
+    Raise(Vec<String>),
     /// Nothing before this instant; `None`: nothing before the pod changes.
     Wait(Option<DateTime<Utc>>),
     /// The resize was accepted and is not done.
@@ -39,7 +42,7 @@ pub struct Revert {
     pub due: Due,
 }
 
-/// One container's way back.
+/// One container's way back, or, in a [`Raise`](raise::Raise), up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRevert {
     /// Its name.
@@ -56,6 +59,19 @@ pub struct Finish {
     /// The record as it will stand, and why the boost ended; `None` where the record says so already and only the claim
     /// is left over.
     pub ended: Option<(Box<Record>, EndedBy)>,
+    /// Whether the claim stays, for the next restart of a container.
+    pub keeps_claim: bool,
+}
+
+impl Finish {
+    /// Drops the claim of a pod whose record says already that its boost has ended.
+    #[must_use]
+    pub fn claim_only() -> Self {
+        Self {
+            ended: None,
+            keeps_claim: false,
+        }
+    }
 }
 
 /// Why an accepted resize is not done.
@@ -76,6 +92,8 @@ pub enum Pending {
 pub enum Leave {
     /// It has neither claim nor active record.
     NotBoosted,
+    /// Its boost has ended; it keeps its claim until a container restarts.
+    Ended,
     /// It is being deleted.
     Terminating,
     /// Its record, or a container's entry in it, can't be read.
@@ -130,15 +148,36 @@ fn decide_when(
     };
     match (record.state, pod.claim()) {
         (State::Reverted, Some(_)) => {
-            return Decision::Finish(Finish { ended: None });
+            let policy = policy.filter(|_| forced.is_none());
+            let keeps_claim = forced.is_none() && raise::is_wanted(&record, policy, settings);
+            return decide_ended(pod, &record, policy, settings, now, keeps_claim);
         }
         (State::Reverted, None) => return Decision::Leave(Leave::NotBoosted),
         (State::Active, _) => {}
     }
-    if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-        return finish(&record, EndedBy::Terminated, now);
+    if pod.is_over() {
+        return finish(record.ended(EndedBy::Terminated, now), EndedBy::Terminated);
     }
     decide_active(pod, &record, policy, settings, now, forced)
+}
+
+/// A boost that has ended, of a pod that has its claim still: it keeps that for restarts, or loses it.
+fn decide_ended(
+    pod: &Pod,
+    record: &Record,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+    keeps_claim: bool,
+) -> Decision {
+    if !keeps_claim {
+        return Decision::Finish(Finish::claim_only());
+    }
+    let restarted = |policy| raise::restarted(pod, record, policy, settings, now);
+    match policy.map(restarted).unwrap_or_default() {
+        none if none.is_empty() => Decision::Leave(Leave::Ended),
+        restarted => Decision::Raise(restarted),
+    }
 }
 
 fn decide_active(
@@ -155,10 +194,8 @@ fn decide_active(
         .deadline_seconds
         .unwrap_or_else(|| rule.deadline_seconds(settings));
     let due = forced
-        .or_else(|| {
-            let start = end::start(pod, record.timestamp)?;
-            Some(rule.due(pod, start, deadline_seconds, now))
-        })
+        .or_else(|| given_up(pod, record, now))
+        .or_else(|| due(pod, record, rule, deadline_seconds, now))
         .or_else(|| end::unschedulable(pod, settings));
     let is_due = due.filter(|due| due.at <= now);
 
@@ -183,15 +220,26 @@ fn decide_active(
     if let Some(problem) = loans.unreadable {
         return Decision::Leave(Leave::Unreadable(problem));
     }
+    let end = |by| {
+        let ended = record.ended(by, now);
+        // By hand, it ends for good.
+        if forced.is_none() && raise::is_wanted(record, policy, settings) {
+            finish_for_now(pod, ended, by)
+        } else {
+            finish(ended, by)
+        }
+    };
     if !loans.any_returned {
         // Somebody else has changed every value of ours. Until the boost is due they may change them back.
         return match is_due {
-            Some(_) => finish(record, EndedBy::Superseded, now),
+            Some(_) => end(EndedBy::Superseded),
             None => Decision::Wait(due.map(|due| due.at)),
         };
     }
     if let Some(pending) = pending(pod, record) {
-        return Decision::Watch(pending);
+        // Of a raise that was given up, the kubelet has refused the raise and not yet seen the way back.
+        let refused = record.cause().is_some() && !has_seen(pod);
+        return Decision::Watch(if refused { Pending::Kubelet } else { pending });
     }
     if let Some(until) = record.raise_begins_until().filter(|until| now < *until) {
         return Decision::Wait(Some(until));
@@ -207,15 +255,61 @@ fn decide_active(
         None if all_done() => EndedBy::Condition,
         // The smaller pod was scheduled at once, and its rule begins only now.
         None if end::was_unschedulable(pod, record.timestamp, settings) => EndedBy::Unschedulable,
-        None => record.announced().unwrap_or(EndedBy::Superseded),
+        None => record.announced().unwrap_or(match record.cause() {
+            None => EndedBy::Superseded,
+            // It was refused, or never came.
+            Some(_) => EndedBy::Unschedulable,
+        }),
     };
-    finish(record, by, now)
+    end(by)
 }
 
-fn finish(record: &Record, by: EndedBy, now: DateTime<Utc>) -> Decision {
+/// When the boost is due by its rule; a pod without a node has no such instant.
+fn due(
+    pod: &Pod,
+    record: &Record,
+    rule: &EndRule,
+    deadline_seconds: u64,
+    now: DateTime<Utc>,
+) -> Option<Due> {
+    let start = end::start(pod, record.timestamp)?;
+    if record.cause().is_none() {
+        return Some(rule.due(pod, start, deadline_seconds, now));
+    }
+    let start = record.timestamp.map_or(start, |raised| start.max(raised));
+    let containers = record.containers.keys().map(String::as_str);
+    Some(rule.due_again(pod, containers, start, deadline_seconds, now))
+}
+
+/// A raise for which the node has no room is over at once: what it asks for would be granted when nobody needs it any more, or
+/// never, and until then it keeps the scheduler from the room.
+fn given_up(pod: &Pod, record: &Record, now: DateTime<Utc>) -> Option<Due> {
+    record.cause()?;
+    match pending(pod, record)? {
+        Pending::Deferred(_) | Pending::Infeasible(_) => Some(Due {
+            at: now,
+            by: EndedBy::Unschedulable,
+        }),
+        Pending::Kubelet | Pending::Error(_) => None,
+    }
+}
+
+fn finish(ended: Record, by: EndedBy) -> Decision {
     Decision::Finish(Finish {
-        ended: Some((Box::new(record.ended(by, now)), by)),
+        ended: Some((Box::new(ended), by)),
+        keeps_claim: false,
     })
+}
+
+/// Keeps the claim, and counts restarts from now on.
+fn finish_for_now(pod: &Pod, ended: Record, by: EndedBy) -> Decision {
+    match ended.counting(pod.restarts()) {
+        Some(counting) => Decision::Finish(Finish {
+            ended: Some((Box::new(counting), by)),
+            keeps_claim: true,
+        }),
+        None => finish(ended, by),
+    }
 }
 
 /// What became of what was lent.
@@ -418,6 +512,12 @@ fn pending(pod: &Pod, record: &Record) -> Option<Pending> {
             .all(|name| allocation_is_down(pod, name)),
     };
     (!done).then_some(Pending::Kubelet)
+}
+
+/// Whether the kubelet has seen the latest resize, where that is tracked.
+fn has_seen(pod: &Pod) -> bool {
+    let observed = pod.status.observed_generation;
+    observed.is_none_or(|observed| Some(observed) >= pod.metadata.generation)
 }
 
 fn allocation_is_down(pod: &Pod, name: &str) -> bool {

@@ -68,6 +68,7 @@ pub(super) fn explain<'a>(
             (end.action, end.reason) = ("finish", finish_reason(end.by));
             end.metadata = Some(patch::finish(&pod.pod, &finish));
         }
+        Decision::Raise(_) => (end.action, end.reason) = ("raise", "Restarted"),
         Decision::Wait(until) => {
             let reason = if pod.pod.has_node() {
                 "NotDue"
@@ -105,6 +106,7 @@ fn watch_reason(pending: Pending) -> (&'static str, Option<String>) {
 fn leave_reason(leave: Leave) -> (&'static str, Option<String>) {
     match leave {
         Leave::NotBoosted => ("NotBoosted", None),
+        Leave::Ended => ("Ended", None),
         Leave::Terminating => ("Terminating", None),
         Leave::Unreadable(problem) => ("Unreadable", Some(problem)),
     }
@@ -218,6 +220,8 @@ fn sentence(end: &End<'_>) -> String {
                 end.reason
             )
         }
+        "Ended" => "has had its boost; a restart of a container makes another".to_owned(),
+        "Restarted" => "would be boosted again now: a container has restarted".to_owned(),
         "Terminating" => "is being deleted and left alone".to_owned(),
         "Unreadable" => format!(
             "carries a record that can't be read ({detail}); it is repaired from its owner's template where it has one"
