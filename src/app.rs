@@ -35,7 +35,7 @@ use crate::{
     snapshots::Snapshots,
     status::Reporter,
     surroundings,
-    sweeper::{Events, Sweeper, Tally, Writer},
+    sweeper::{Events, Missed, Sweeper, Tally, Writer},
     upstream,
 };
 
@@ -172,6 +172,7 @@ fn start(
     let kept = Arc::clone(&certs);
     tasks.forever("certificates", async move { kept.keep().await });
     tasks.forever("version", check_version(watching.clone()));
+    let missed = missed(args, &watching);
     tasks.forever("upstream", upstream::keep(watching, Arc::clone(&metrics)));
 
     let stop = || Stop {
@@ -212,7 +213,8 @@ fn start(
         claims,
         boosts: Arc::clone(&boosts),
         snapshots,
-        settings: settings.end,
+        settings,
+        missed,
         clock: clock.clone(),
         tally: Arc::clone(&tally),
         events,
@@ -261,6 +263,14 @@ fn certificates(args: &RunArgs, client: &Client) -> certs::Source {
         lifetimes: args.lifetimes(),
     };
     certs::Source::Secret(client.clone(), params)
+}
+
+/// What finds pods that admission has missed, where they are boosted.
+fn missed(args: &RunArgs, client: &Client) -> Option<Missed> {
+    args.boost_missed_pods.then(|| Missed {
+        client: client.clone(),
+        namespace: args.namespace.clone(),
+    })
 }
 
 fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {

@@ -26,6 +26,7 @@ use crate::{
         end::EndedBy,
         failure::Failure,
         reason::Reason,
+        record::Cause,
         revert::{Finish, Revert},
     },
     upstream,
@@ -127,6 +128,12 @@ struct EndLabel {
     by: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RaiseLabels {
+    cause: &'static str,
+    result: &'static str,
+}
+
 /// When watches were last heard, by resource, in Unix seconds.
 #[derive(Clone, Debug, Default)]
 pub struct WatchMetrics(Family<ResourceLabel, Gauge<f64, AtomicU64>>);
@@ -159,6 +166,7 @@ pub struct RevertMetrics {
     stuck: Family<ReasonLabel, Counter>,
     writes: Family<WriteLabels, Counter>,
     ended: Family<EndLabel, Counter>,
+    raises: Family<RaiseLabels, Counter>,
     lag: Histogram,
 }
 
@@ -436,6 +444,18 @@ impl RevertMetrics {
         for by in EndedBy::ALL {
             let _ = ended.get_or_create(&EndLabel { by: by.as_str() });
         }
+        let raises = Family::<RaiseLabels, Counter>::default();
+        for cause in Cause::ALL {
+            let _ = raises.get_or_create(&RaiseLabels {
+                cause: cause.as_str(),
+                result: "Ok",
+            });
+        }
+        registry.register(
+            "raises",
+            "Pods that ran already: boosted by a resize (result Ok), or not and why; after a restart (cause Restart), or late because nobody answered when they were created (Late)",
+            raises.clone(),
+        );
         let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
         registry.register("pod_writes", "Writes to pods by result", writes.clone());
         registry.register("boosts_ended", "Boosts ended, by cause", ended.clone());
@@ -467,6 +487,7 @@ impl RevertMetrics {
             stuck,
             writes,
             ended,
+            raises,
             lag,
         }
     }
@@ -498,6 +519,14 @@ impl RevertMetrics {
                 .get_or_create(&EndLabel { by: by.as_str() })
                 .inc();
         }
+    }
+
+    /// Counts a boost of a pod that ran already: `result` is `Ok`, or the word for what kept it from being made.
+    pub fn raised(&self, cause: Cause, result: &'static str) {
+        let cause = cause.as_str();
+        self.raises
+            .get_or_create(&RaiseLabels { cause, result })
+            .inc();
     }
 
     fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
