@@ -221,7 +221,10 @@ impl Leader<'_> {
             }
             (_, Decision::Revert(due)) => Some(revert(&due)),
             (_, Decision::Finish(done)) => Some(finish(&done)),
-            (_, Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_)) => None,
+            (
+                _,
+                Decision::Raise(_) | Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_),
+            ) => None,
         }
     }
 
@@ -253,6 +256,7 @@ fn ended(pod: &Pod, by: EndedBy, now: DateTime<Utc>) -> Option<Finish> {
     let record = Record::read(pod.record_text()?).ok()?;
     Some(Finish {
         ended: Some((Box::new(record.ended(by, now)), by)),
+        keeps_claim: false,
     })
 }
 

@@ -277,6 +277,7 @@ impl Scene {
             timestamp: at(now),
             containers: &loans,
             clamped: &BTreeMap::new(),
+            raise: None,
             boost: (BoostKind::Namespaced, BOOST),
             end: &rule,
             deadline_seconds: rule.deadline_seconds(EndSettings::default()),
