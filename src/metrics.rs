@@ -457,7 +457,7 @@ impl RevertMetrics {
             raises.clone(),
         );
         let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
-        registry.register("pod_writes", "Writes to pods by result", writes.clone());
+        registry.register("pod_writes", "Writes to pods: resize and finish of a revert, claim and raise of pods that ran already; by result", writes.clone());
         registry.register("boosts_ended", "Boosts ended, by cause", ended.clone());
         registry.register(
             "revert_lag_seconds",
@@ -529,7 +529,8 @@ impl RevertMetrics {
             .inc();
     }
 
-    fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
+    /// Counts a write to a pod.
+    pub fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
         let result = failure.map_or("Ok", Failure::as_str);
         self.writes
             .get_or_create(&WriteLabels { write, result })

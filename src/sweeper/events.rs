@@ -102,7 +102,7 @@ impl Events {
             _ => "BoostEnded",
         };
         let note = self.end_note(record, *by);
-        let event = self.event(pod, record.timestamp, "Normal", reason, note);
+        let event = self.event(pod, record.timestamp, "Revert", "Normal", reason, note);
         self.succeeded(event);
     }
 
@@ -121,7 +121,14 @@ impl Events {
             Cause::Late => "late, as nobody answered when the pod was created",
         };
         let note = format!("CPU boost by {} {why}: {containers}", raise.boost);
-        let event = self.event(pod, Some(self.clock.now()), "Normal", "Boosted", note);
+        let event = self.event(
+            pod,
+            Some(self.clock.now()),
+            "Boost",
+            "Normal",
+            "Boosted",
+            note,
+        );
         self.succeeded(event);
     }
 
@@ -132,7 +139,14 @@ impl Events {
             Cause::Late => "late",
         };
         let note = format!("The pod is not boosted {why}: {text}");
-        let event = self.event(pod, Some(self.clock.now()), "Warning", reason, note);
+        let event = self.event(
+            pod,
+            Some(self.clock.now()),
+            "Boost",
+            "Warning",
+            reason,
+            note,
+        );
         // The receiver lives as long as this.
         let _ = self.failures.0.send(event);
     }
@@ -143,7 +157,7 @@ impl Events {
         let boosted = record.and_then(|record| record.timestamp);
         let note =
             format!("The CPU boost could not be taken back, and will be tried again: {text}");
-        let event = self.event(pod, boosted, "Warning", reason, note);
+        let event = self.event(pod, boosted, "Revert", "Warning", reason, note);
         // The receiver lives as long as this.
         let _ = self.failures.0.send(event);
     }
@@ -168,6 +182,7 @@ impl Events {
         &self,
         pod: &Pod,
         boosted: Option<chrono::DateTime<chrono::Utc>>,
+        action: &str,
         kind: &str,
         reason: &str,
         mut note: String,
@@ -186,7 +201,7 @@ impl Events {
                 namespace: meta.namespace.clone(),
                 ..ObjectMeta::default()
             },
-            action: Some("Revert".to_owned()),
+            action: Some(action.to_owned()),
             event_time: now.ok().map(MicroTime),
             note: Some(note),
             reason: Some(reason.to_owned()),

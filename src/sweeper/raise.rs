@@ -40,7 +40,9 @@ pub(super) async fn carry_out(
             return Ok(Raised::Refused(refused));
         }
     }
-    let claimed = writer.claim(pod, raise).await?;
+    let claimed = writer.claim(pod, raise).await;
+    sweeper.metrics.wrote("claim", claimed.as_ref().err());
+    let claimed = claimed?;
     match resize(sweeper, writer, claimed.clone(), raise).await {
         Ok(raised) => {
             sweeper.metrics.raised(raise.cause, "Ok");
@@ -68,7 +70,9 @@ async fn resize(
     raise: &Raise,
 ) -> Result<Pod, Failure> {
     for _ in 0..TRIES {
-        match writer.raise(&pod, raise).await {
+        let written = writer.raise(&pod, raise).await;
+        sweeper.metrics.wrote("raise", written.as_ref().err());
+        match written {
             Err(Failure::Conflict) => {}
             written => return written,
         }

@@ -251,6 +251,7 @@ impl Progress<'_> {
         let pod = self.fresh.as_ref().unwrap_or(self.cached);
         let written = match raise::given_up(pod) {
             Some(record) => sweeper.writer.record(pod, &record).await,
+            // Without a claim there is nothing to remember.
             None => sweeper.writer.finish(pod, &Finish::claim_only()).await,
         };
         if written.is_ok() {
