@@ -175,10 +175,9 @@ impl Place<'_> {
             "metadata": {"name": name, "labels": {"app": "shop"}},
             "spec": {"containers": [container]},
         });
-        let created = self
-            .pods()
-            .create(&PostParams::default(), &serde_json::from_value(pod)?);
-        Ok(serde_json::to_value(created.await?)?)
+        let pod = serde_json::from_value(pod)?;
+        let created = self.pods().create(&PostParams::default(), &pod).await?;
+        Ok(serde_json::to_value(created)?)
     }
 
     async fn read(&self, name: &str) -> Result<Value> {

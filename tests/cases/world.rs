@@ -613,7 +613,7 @@ impl World {
         let lists = ["containerStatuses", "initContainerStatuses"];
         let statuses = lists
             .iter()
-            .flat_map(|list| self.pod["status"][*list].as_array());
+            .filter_map(|list| self.pod["status"][*list].as_array());
         let mut statuses = statuses.flatten();
         let status = statuses.find(|status| status["name"] == name);
         let count = status.context("it has no status")?["restartCount"].as_i64();
