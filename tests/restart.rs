@@ -7,6 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
+use headstart::api::BoostStatus;
 use serde_json::{Value, json};
 use testbed::memory::{Fault, MemoryServer, Recorded, Resize};
 use tokio::time::sleep;
@@ -154,7 +155,7 @@ async fn restarts_are_boosted_again_and_again() {
     }
     assert_eq!(raises(&replica, "Restart", "Ok"), 20);
     let key = (NS.to_owned(), "b".to_owned());
-    let counted = replica.tally.of(&key, &Default::default());
+    let counted = replica.tally.of(&key, &BoostStatus::default());
     assert_eq!(counted, Some((0, 20)));
 }
 
@@ -362,7 +363,7 @@ async fn a_new_leader_finds_those_that_run_already() {
     sleep(secs(10)).await;
     missed(&server, NS);
     server.update("pods", NS, "p", |pod| {
-        pod["status"]["phase"] = "Running".into()
+        pod["status"]["phase"] = "Running".into();
     });
     let replica = raising(&server, "a");
     let _term = replica.lead();
@@ -403,7 +404,7 @@ async fn a_late_boost_for_which_there_is_no_room_is_tried_once() {
     sleep(secs(10)).await;
     // It goes on starting.
     server.update("pods", NS, "p", |pod| {
-        pod["status"]["podIP"] = "10.0.0.1".into()
+        pod["status"]["podIP"] = "10.0.0.1".into();
     });
     sleep(secs(7200)).await;
     assert_eq!(in_words(&server), ["try 403"]);

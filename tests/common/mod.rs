@@ -369,7 +369,10 @@ impl Replica {
         let token = CancellationToken::new();
         let (sweeper, reporter) = (self.sweeper(), self.reporter());
         let term = token.clone();
+        let leading = self.metrics.lead();
         let work = tokio::spawn(async move {
+            // Which of the two ends first is nobody's business: the series go with the term.
+            let _leading = leading;
             tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
         });
         Term {
