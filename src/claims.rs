@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{BOOST_KEY, Pod},
+    domain::raise,
     watch::{Told, config, forever},
 };
 
@@ -46,11 +47,13 @@ impl Claims {
                 Told::Event(Event::Init) => listed.clear(),
                 Told::Event(Event::InitApply(mut pod)) => {
                     pod.trim();
+                    raise::rest(&mut pod);
                     listed.insert(uid(&pod), Arc::new(pod));
                 }
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
                 Told::Event(Event::Apply(mut pod)) => {
                     pod.trim();
+                    raise::rest(&mut pod);
                     let uid = uid(&pod);
                     self.change(uid, |pods, uid| {
                         pods.insert(uid, Arc::new(pod));

@@ -14,11 +14,11 @@ use super::{
     end::{self, EndSettings},
     policy::Policy,
     reason::Reason,
-    record::{Cause, Record},
+    record::{Cause, Record, State},
     revert::ContainerRevert,
     snapshot::Snapshot,
 };
-use crate::api::{ContainerStatus, Pod};
+use crate::api::{ContainerStatus, Pod, Resources};
 
 /// Namespaces that the webhook leaves out, beside our own.
 const LEFT_OUT: [&str; 2] = ["kube-system", "kube-node-lease"];
@@ -41,6 +41,28 @@ pub struct Raise {
 pub(super) fn is_wanted(record: &Record, policy: Option<&Policy>, settings: EndSettings) -> bool {
     let wanted = policy.map_or(record.counts_restarts(), |policy| policy.boost_on_restart);
     settings.boost_on_restart || wanted
+}
+
+/// Forgets what only a boost in force asks of a pod, where it has ended: claims that are kept for restarts are many. Before a
+/// raise the pod is read anew.
+pub fn rest(pod: &mut Pod) {
+    let record = pod.record_text().and_then(|text| Record::read(text).ok());
+    if record.is_none_or(|record| record.state == State::Active) {
+        return;
+    }
+    pod.metadata.owner_references = None;
+    let conditions = &mut pod.status.conditions;
+    conditions.retain(|condition| matches!(&*condition.kind, "Ready" | "PodResizePending"));
+    conditions.shrink_to_fit();
+    let spec = &mut pod.spec;
+    for container in spec.containers.iter_mut().chain(&mut spec.init_containers) {
+        (container.resources, container.resize_policy) = (Resources::default(), Vec::new());
+    }
+    let status = &mut pod.status;
+    let statuses = status.container_statuses.iter_mut();
+    for status in statuses.chain(&mut status.init_container_statuses) {
+        status.allocated_resources = None;
+    }
 }
 
 /// The containers that have restarted since the record was written, and are still starting.
