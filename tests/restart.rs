@@ -317,6 +317,22 @@ async fn without_the_flag_claims_go_and_nothing_is_raised() {
     assert_eq!(in_words(&server), ["finish 200"]);
 }
 
+/// That is no trouble with taking anything back.
+#[tokio::test(start_paused = true)]
+async fn what_fails_for_a_while_is_tried_again_and_nobody_is_told() {
+    let server = server();
+    rested(&server).await;
+    let fault = Fault::on("PATCH", RESIZE).when(Recorded::is_dry_run);
+    server.fault(fault.times(8).reply(500, "InternalError", "out of order"));
+    let replica = raising(&server, "second");
+    let _term = replica.lead();
+    restart(&server);
+    until_boosted(&server, secs(120)).await;
+    assert_eq!(raises(&replica, "Restart", "Ok"), 1);
+    sleep(secs(10)).await;
+    assert_eq!(reasons(&server), ["BoostEnded", "Boosted"]);
+}
+
 // === missed by admission ===
 
 /// A pod as it is when nobody answered for it: on a node, and not started.

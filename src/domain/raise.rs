@@ -189,7 +189,8 @@ pub fn missed(
     let unmarked = pod.claim().is_none() && pod.record_text().is_none();
     let is_left_out = namespace == own || LEFT_OUT.contains(&namespace);
     let is_over = meta.deletion_timestamp.is_some() || pod.is_over();
-    if !unmarked || is_left_out || is_over || !pod.has_node() || admission::is_untouchable(pod) {
+    let is_busy = !pod.has_node() || pod.condition("PodResizePending").is_some();
+    if !unmarked || is_left_out || is_over || is_busy || admission::is_untouchable(pod) {
         return None;
     }
     let created = meta.creation_timestamp.as_ref()?;

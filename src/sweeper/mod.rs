@@ -70,7 +70,10 @@ impl Sweeper {
     /// Leads until the term ends. Writes that are under way then end first; each has a deadline.
     pub async fn lead(self, term: CancellationToken) {
         let caches = async {
-            let known = || self.boosts.synced() && self.snapshots.limit_ranges("").is_some();
+            let known = || match self.missed {
+                None => self.boosts.synced() && self.snapshots.limit_ranges("").is_some(),
+                Some(_) => self.snapshots.missing().is_empty(),
+            };
             let _ = timeout(CACHES_PATIENCE, synced(known)).await;
             synced(|| self.claims.synced()).await;
         };

@@ -40,12 +40,12 @@ pub(super) async fn scan(sweeper: &Sweeper, found: &mpsc::Sender<Arc<Pod>>) {
             return;
         }
     }
+    let is_active = |pod: &ObjectMeta| {
+        let record = record(pod).and_then(|text| Record::read(text).ok());
+        record.is_some_and(|record| record.state == State::Active)
+    };
     sleep(FIRST).await;
     loop {
-        let is_active = |pod: &ObjectMeta| {
-            let record = record(pod).and_then(|text| Record::read(text).ok());
-            record.is_some_and(|record| record.state == State::Active)
-        };
         if once(writer, found, &is_active).await.is_none() {
             return;
         }

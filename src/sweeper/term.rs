@@ -340,8 +340,13 @@ impl Term {
         claim.pause = Some(Instant::now() + pause);
         // Nobody knows whether the write happened.
         claim.read = true;
-        let is_boosted = claim.pod.claim().is_some() || claim.pod.record_text().is_some();
-        if is_boosted && (!failure.may_pass() || claim.failures >= LASTING) {
+        // Where there is no boost, nothing keeps one from ending.
+        let decision = self.sweeper.decide(&claim.pod, claim.template.as_deref());
+        let is_raise = matches!(
+            decision,
+            Decision::Raise(_) | Decision::Leave(Leave::NotBoosted)
+        );
+        if !is_raise && (!failure.may_pass() || claim.failures >= LASTING) {
             say(&self.sweeper, claim, failure.as_str(), failure.text());
         }
     }
