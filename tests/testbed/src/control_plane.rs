@@ -433,7 +433,7 @@ impl ControlPlane {
         self.etcd.stop().await
     }
 
-    /// Starts etcd again after [`Self::stop_etcd`] or a crash: same ports, same data. The API server finds it by itself, later.
+    /// Starts etcd again after [`Self::stop_etcd`] or a crash: same ports, same data. Waits until the API server has found it.
     ///
     /// # Errors
     /// If it still runs, or does not answer.
@@ -444,7 +444,8 @@ impl ControlPlane {
             runs(&etcd)?;
             self.ask_etcd("maintenance/status", &json!({})).await
         });
-        answers.await.map(drop)
+        answers.await?;
+        self.wait_ready().await
     }
 
     /// Makes etcd forget its history so far. A watch from then gets 410 where the API server has to ask etcd for it. What it caches,
@@ -590,6 +591,8 @@ fn api_server_args(folder: &Path, pki: &Pki, etcd_port: u16, port: u16) -> Vec<S
         "--requestheader-username-headers=X-Remote-User".to_owned(),
         "--requestheader-group-headers=X-Remote-Group".to_owned(),
         "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+        // With one, as is the default, pods that come and go at 50/s pile up on a busy machine.
+        "--delete-collection-workers=8".to_owned(),
         // In megabytes: a rotated log would hide events from the tests.
         "--audit-log-maxsize=100000".to_owned(),
     ];

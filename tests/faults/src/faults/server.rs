@@ -31,10 +31,10 @@ pub(super) fn faults() -> Vec<Fault> {
         },
         Fault {
             number: 7,
-            what: "etcd stalls for 10 s",
+            what: "etcd stalls for 10 s, or is killed and comes back after 5 s",
             expected: "all that was due meanwhile is reverted within 5 s; no replica restarts",
             repeat: Repeat::Timing,
-            run: |round| etcd_stalls(round).boxed(),
+            run: |round| etcd_fails(round).boxed(),
         },
         Fault {
             number: 8,
@@ -79,9 +79,15 @@ async fn api_server_restarts(round: &mut Round<'_>) -> Result<()> {
 async fn etcd_stalls(round: &mut Round<'_>) -> Result<()> {
     burst(round).await?;
     sleep(Duration::from_millis(round.random.u64(..2_000))).await;
-    round.bed.plane.signal_etcd(Signal::STOP)?;
-    sleep(STALL).await;
-    round.bed.plane.signal_etcd(Signal::CONT)?;
+    if round.random.bool() {
+        round.bed.plane.signal_etcd(Signal::STOP)?;
+        sleep(STALL).await;
+        round.bed.plane.signal_etcd(Signal::CONT)?;
+    } else {
+        round.bed.plane.stop_etcd().await?;
+        sleep(AWAY).await;
+        round.bed.plane.start_etcd().await?;
+    }
     recovered(round).await
 }
 
