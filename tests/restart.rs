@@ -92,8 +92,10 @@ fn raises(replica: &Replica, cause: &str, result: &str) -> u64 {
 }
 
 /// The reasons of the Events about the pod `p`.
+/// In the order of the Events' times: their names are hashes.
 fn reasons(server: &MemoryServer) -> Vec<String> {
-    let events = server.list("events");
+    let mut events = server.list("events");
+    events.sort_by_key(|event| event["eventTime"].to_string());
     let reasons = events.iter().filter_map(|event| event["reason"].as_str());
     reasons.map(str::to_owned).collect()
 }
