@@ -36,7 +36,7 @@ use crate::{
     snapshots::Snapshots,
     status::Reporter,
     surroundings,
-    sweeper::{Events, Sweeper, Tally, Writer},
+    sweeper::{Events, Missed, Sweeper, Tally, Writer},
     upstream,
     view::{self, View},
 };
@@ -173,6 +173,7 @@ fn start(
     let (kept, slot) = (Arc::clone(&certs), certs.slot());
     tasks.forever("certificates", async move { kept.keep().await });
     tasks.forever("version", check_version(watching.clone()));
+    let missed = missed(args, &watching);
     tasks.forever("upstream", upstream::keep(watching, Arc::clone(&metrics)));
 
     let stop = || Stop {
@@ -216,7 +217,8 @@ fn start(
         claims,
         boosts: Arc::clone(&boosts),
         snapshots,
-        settings: settings.end,
+        settings,
+        missed,
         clock: clock.clone(),
         tally: Arc::clone(&tally),
         events,
@@ -309,6 +311,14 @@ fn start_view(
     let keep = async move { Box::pin(kept.keep(client, &webhook)).await };
     tasks.forever("view", keep);
     Ok(Some(view))
+}
+
+/// What finds pods that admission has missed, where they are boosted.
+fn missed(args: &RunArgs, client: &Client) -> Option<Missed> {
+    args.boost_missed_pods.then(|| Missed {
+        client: client.clone(),
+        namespace: args.namespace.clone(),
+    })
 }
 
 fn keep_surroundings(client: &Client, snapshots: &Arc<Snapshots>, tasks: &mut Tasks) {

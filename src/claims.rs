@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{
     api::{BOOST_KEY, Pod},
+    domain::raise,
     watch::{Told, config, forever},
 };
 
@@ -33,7 +34,8 @@ struct State {
     /// The newest version that was seen.
     version: u64,
     pods: HashMap<Uid, Arc<Pod>>,
-    /// The same, in the order of lists. Of two that have had a place one after the other, the later counts.
+    /// Those whose boost is in force, in the order of lists. Of two that have had a place one after the other, the later
+    /// counts.
     order: BTreeMap<Place, Arc<Pod>>,
     /// What has changed since the leader last asked; nobody asks while nobody leads here.
     changed: Option<BTreeSet<Uid>>,
@@ -73,11 +75,13 @@ impl Claims {
                 Told::Event(Event::Init) => listed.clear(),
                 Told::Event(Event::InitApply(mut pod)) => {
                     pod.trim();
+                    raise::rest(&mut pod);
                     listed.insert(uid(&pod), Arc::new(pod));
                 }
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
                 Told::Event(Event::Apply(mut pod)) => {
                     pod.trim();
+                    raise::rest(&mut pod);
                     self.change(uid(&pod), |state, uid| state.insert(uid, Arc::new(pod)));
                 }
                 Told::Event(Event::Delete(pod)) => self.change(uid(&pod), |state, uid| {
@@ -189,7 +193,12 @@ impl Claims {
 impl State {
     fn insert(&mut self, uid: Uid, pod: Arc<Pod>) {
         self.see(&pod);
-        self.order.insert(Place::of(&pod), Arc::clone(&pod));
+        let place = Place::of(&pod);
+        if raise::rests(&pod) {
+            self.order.remove(&place);
+        } else {
+            self.order.insert(place, Arc::clone(&pod));
+        }
         self.pods.insert(uid, pod);
     }
 
@@ -255,6 +264,31 @@ mod tests {
         assert_eq!(there.metadata.uid.as_deref(), Some("2"));
         remove(&claims, &new);
         assert!(claims.at(&Place::of(&new)).is_none());
+    }
+
+    #[test]
+    fn a_pod_whose_boost_has_ended_is_kept_for_restarts_and_not_listed() {
+        let claims = Claims::default();
+        let boosted = pod(1, 0, 0);
+        insert(&claims, &boosted);
+        let mut ended = Pod::clone(&boosted);
+        let record = (
+            crate::api::BOOST_KEY.to_owned(),
+            r#"{"state":"Reverted"}"#.to_owned(),
+        );
+        ended
+            .metadata
+            .annotations
+            .get_or_insert_default()
+            .extend([record]);
+        insert(&claims, &Arc::new(ended));
+        assert!(claims.get("1").is_some(), "it is kept");
+        assert!(claims.at(&Place::of(&boosted)).is_none(), "it is listed");
+        insert(&claims, &boosted);
+        assert!(
+            claims.at(&Place::of(&boosted)).is_some(),
+            "it is boosted again"
+        );
     }
 
     #[test]

@@ -51,10 +51,10 @@ pub struct RunArgs {
     #[command(flatten)]
     pub admission: AdmissionArgs,
 
-    /// Boost again when a container restarts (not in this version: only false is accepted)
-    #[arg(long, env = "BOOST_ON_RESTART", default_value = "false", value_name = "BOOL",
-          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = not_yet)]
-    pub boost_on_restart: bool,
+    /// Boost pods also that were created while no webhook answered, by a resize, while they are still starting
+    #[arg(long, env = "BOOST_MISSED_PODS", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub boost_missed_pods: bool,
 
     /// The Secret that holds the webhook's certificates
     #[arg(
@@ -155,6 +155,12 @@ pub struct AdmissionArgs {
           num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
     pub skip_guaranteed: bool,
 
+    /// Boost a container again, by a resize, when it restarts after its boost has ended; a boost's own boostOnRestart does so
+    /// for its pods alone
+    #[arg(long, env = "BOOST_ON_RESTART", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub boost_on_restart: bool,
+
     /// The latest end of any boost, counted from scheduling: 1m to 30d
     #[arg(long, env = "BOOST_DEADLINE", default_value = "1h", value_name = "DURATION", value_parser = deadline)]
     pub boost_deadline: Duration,
@@ -221,6 +227,7 @@ impl AdmissionArgs {
             end: EndSettings {
                 deadline_seconds: self.boost_deadline.as_secs(),
                 unschedulable_seconds: self.unschedulable_after.as_secs(),
+                boost_on_restart: self.boost_on_restart,
             },
         }
     }
@@ -230,21 +237,12 @@ const MINUTE: u64 = 60;
 const DAY: u64 = 24 * 60 * MINUTE;
 
 /// A boolean as Go's `strconv.ParseBool` reads it: upstream's variables are read so.
-fn go_bool(text: &str) -> Result<bool, String> {
+pub(crate) fn go_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
         _ => Err("allowed are 1, t, true, 0, f and false".to_owned()),
     }
-}
-
-fn not_yet(text: &str) -> Result<bool, String> {
-    if go_bool(text)? {
-        return Err(
-            "boosts on restart are not in this version; allowed are 0, f and false".to_owned(),
-        );
-    }
-    Ok(false)
 }
 
 fn cpu(text: &str) -> Result<MilliCpu, String> {

@@ -22,6 +22,7 @@ use crate::{
         boosted::{Boosted, Phase},
         end::EndSettings,
         policy::{BoostKind, Policy},
+        raise,
         snapshot::BoostIndex,
     },
     error::Chain,
@@ -134,7 +135,8 @@ pub async fn run(args: &ListArgs) -> Result<Listed, ListError> {
     );
     let now = Utc::now();
     let pods = pods.map_err(ListError::Pods)?;
-    let items: Vec<_> = pods.iter().map(|pod| boosts.shown(pod, now)).collect();
+    let in_force = pods.iter().filter(|pod| !raise::rests(pod));
+    let items: Vec<_> = in_force.map(|pod| boosts.shown(pod, now)).collect();
     let is_trouble =
         |item: &Object<Boosted>| matches!(item.status.phase, Phase::Stuck | Phase::Unreadable);
     Ok(Listed {

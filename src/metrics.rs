@@ -26,6 +26,7 @@ use crate::{
         end::EndedBy,
         failure::Failure,
         reason::Reason,
+        record::Cause,
         revert::{Finish, Revert},
     },
     upstream,
@@ -141,6 +142,12 @@ struct EndLabel {
     by: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RaiseLabels {
+    cause: &'static str,
+    result: &'static str,
+}
+
 /// When watches were last heard, by resource, in Unix seconds.
 #[derive(Clone, Debug, Default)]
 pub struct WatchMetrics(Family<ResourceLabel, Gauge>);
@@ -173,6 +180,7 @@ pub struct RevertMetrics {
     stuck: Family<ReasonLabel, Counter>,
     writes: Family<WriteLabels, Counter>,
     ended: Family<EndLabel, Counter>,
+    raises: Family<RaiseLabels, Counter>,
     lag: Histogram,
 }
 
@@ -483,8 +491,20 @@ impl RevertMetrics {
         for by in EndedBy::ALL {
             let _ = ended.get_or_create(&EndLabel { by: by.as_str() });
         }
+        let raises = Family::<RaiseLabels, Counter>::default();
+        for cause in Cause::ALL {
+            let _ = raises.get_or_create(&RaiseLabels {
+                cause: cause.as_str(),
+                result: "Ok",
+            });
+        }
+        registry.register(
+            "raises",
+            "Pods that ran already: boosted by a resize (result Ok), or not and why; after a restart (cause Restart), or late because nobody answered when they were created (Late)",
+            raises.clone(),
+        );
         let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
-        registry.register("pod_writes", "On the leader: writes to pods by result; resize gives CPU back, finish drops the claim", writes.clone());
+        registry.register("pod_writes", "On the leader: writes to pods: resize and finish of a revert, claim and raise of pods that ran already; by result", writes.clone());
         registry.register(
             "boosts_ended",
             "On the leader: ended boosts by cause",
@@ -518,6 +538,7 @@ impl RevertMetrics {
             stuck,
             writes,
             ended,
+            raises,
             lag,
         }
     }
@@ -551,7 +572,16 @@ impl RevertMetrics {
         }
     }
 
-    fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
+    /// Counts a boost of a pod that ran already: `result` is `Ok`, or the word for what kept it from being made.
+    pub fn raised(&self, cause: Cause, result: &'static str) {
+        let cause = cause.as_str();
+        self.raises
+            .get_or_create(&RaiseLabels { cause, result })
+            .inc();
+    }
+
+    /// Counts a write to a pod.
+    pub fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
         let result = failure.map_or("Ok", Failure::as_str);
         self.writes
             .get_or_create(&WriteLabels { write, result })

@@ -233,8 +233,10 @@ impl<'a> End<'a> {
                         }
                     }
                 }
-                // A boost that is ended by hand is always due.
-                Decision::Wait(_) => return Err("it is not due".to_owned()),
+                // A boost that is ended by hand is always due, and never made again.
+                Decision::Wait(_) | Decision::Raise(_) | Decision::Leave(Leave::Ended) => {
+                    return Err("it is not due".to_owned());
+                }
             };
             match written {
                 Ok(pod) => self.pod = pod,

@@ -1,5 +1,5 @@
-//! The component `manifests/cert-manager`, as kubectl builds it: its parts fit each other and the program, and no right is
-//! left that only certificates of our own need.
+//! The components of the manifests, as kubectl builds them: their parts fit each other and the program; with cert-manager no
+//! right is left that only certificates of our own need, and where pods are boosted that run already, no policy is in the way.
 
 use std::{fs, path::Path, process::Command};
 
@@ -156,5 +156,25 @@ fn only_what_our_own_certificates_need_is_gone() -> Result<()> {
     });
     let gone: Vec<_> = before.iter().map(|object| &object["kind"]).collect();
     assert_eq!(gone, ["Secret"]);
+    Ok(())
+}
+
+#[test]
+fn raises_are_asked_for_and_not_held_to_lowering() -> Result<()> {
+    let objects = build(&["manifests/raises"])?;
+    let deployment = find(&objects, "Deployment", "headstart")?;
+    let args = run_args(&deployment["spec"]["template"]["spec"]["containers"][0])?;
+    assert!(args.admission.boost_on_restart && args.boost_missed_pods);
+    let lower_only = |object: &&Value| object["metadata"]["name"] == "headstart-lower-only";
+    assert_eq!(objects.iter().find(lower_only), None);
+    for name in ["headstart-record", "headstart-marks-only"] {
+        find(&objects, "ValidatingAdmissionPolicyBinding", name)?;
+    }
+    let whole = build(&[])?;
+    assert_eq!(
+        whole.iter().filter(lower_only).count(),
+        2,
+        "the default keeps it"
+    );
     Ok(())
 }

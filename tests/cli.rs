@@ -187,13 +187,7 @@ fn upstreams_variables_are_read_as_upstream_reads_them() {
         "1", "t", "T", "true", "TRUE", "True", "0", "f", "F", "false", "FALSE", "False", "",
     ] {
         assert_taken(&[], &[("REMOVE_LIMITS", value)]);
-    }
-    for value in ["0", "f", "false", ""] {
         assert_taken(&[], &[("BOOST_ON_RESTART", value)]);
-    }
-    for value in ["1", "true"] {
-        let words = ["BOOST_ON_RESTART", value, "not in this version", "false"];
-        assert_refused(&[], &[("BOOST_ON_RESTART", value)], &words);
     }
     assert_refused(
         &[],

@@ -92,7 +92,7 @@ fn judge(pod: &Pod, decision: &Decision) {
     match decision {
         Decision::Revert(revert) => check::revert_only_lowers(pod, revert),
         Decision::Finish(finish) => marks_only(pod, finish),
-        Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_) => {}
+        Decision::Raise(_) | Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_) => {}
     }
 }
 

@@ -147,6 +147,10 @@ pub struct BoostSpec {
     pub resource_policy: Option<ResourcePolicy>,
     /// When the boost ends. Where several are set, the earliest ends it.
     pub duration_policy: DurationPolicy,
+    /// Boost a container also when it restarts after its boost has ended (Headstart). Default false; the flag
+    /// --boost-on-restart does so for all boosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boost_on_restart: Option<bool>,
 }
 
 /// How much CPU, by container.

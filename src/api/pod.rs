@@ -184,6 +184,9 @@ pub struct ContainerStatus {
     /// Whether it has passed its startup probe.
     #[serde(default)]
     pub started: Option<bool>,
+    /// How often it was started again.
+    #[serde(default)]
+    pub restart_count: i32,
     /// What the kubelet has set aside for it.
     #[serde(default)]
     pub allocated_resources: Option<Amounts>,
@@ -297,6 +300,17 @@ impl Pod {
             .find(|status| status.name == name)
     }
 
+    /// Containers that have restarted, and how often; init containers that run once are left out.
+    pub fn restarts(&self) -> impl Iterator<Item = (&str, i32)> {
+        let sidecars = self.status.init_container_statuses.iter().filter(|status| {
+            let container = self.container(&status.name);
+            container.is_some_and(Container::is_sidecar)
+        });
+        let statuses = self.status.container_statuses.iter().chain(sidecars);
+        let counts = statuses.map(|status| (status.name.as_str(), status.restart_count));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
     /// The condition of that type.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<&StatusCondition> {
@@ -306,6 +320,12 @@ impl Pod {
             .find(|condition| condition.kind == kind)
     }
 
+    /// Whether it has run to its end.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
+
     /// Whether a node has been chosen.
     #[must_use]
     pub fn has_node(&self) -> bool {
@@ -313,6 +333,14 @@ impl Pod {
             .node_name
             .as_deref()
             .is_some_and(|name| !name.is_empty())
+    }
+}
+
+impl ContainerStatus {
+    /// When its present run began, if it runs.
+    #[must_use]
+    pub fn began(&self) -> Option<DateTime<Utc>> {
+        self.state.as_ref()?.running.as_ref()?.started_at
     }
 }
 

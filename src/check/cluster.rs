@@ -12,6 +12,7 @@ use kube::{
 use super::{CheckArgs, Finding, ask};
 use crate::{
     api::{Node, Pod, PodSpec, Toleration},
+    config::go_bool,
     domain::nodes::{NodeFacts, Nodes},
     upstream::{self, Leftover},
 };
@@ -69,16 +70,50 @@ fn of_resources(resources: &[APIResource]) -> Finding {
 }
 
 pub(super) async fn deployment(client: &Client, args: &CheckArgs) -> Finding {
+    read_deployment(client, args).await.map_or_else(
+        |trouble| trouble,
+        |deployment| of_deployment(deployment.as_ref(), &args.namespace),
+    )
+}
+
+async fn read_deployment(
+    client: &Client,
+    args: &CheckArgs,
+) -> Result<Option<DynamicObject>, Finding> {
     let namespace = &args.namespace;
     // Without its type, which would bring all of a pod's template into the binary.
     let resource = ApiResource::erase::<Deployment>(&());
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
     let what = format!("deployments.apps in {namespace}");
-    let deployment = ask("get", &what, api.get_opt(DEPLOYMENT)).await;
-    deployment.map_or_else(
-        |trouble| trouble,
-        |deployment| of_deployment(deployment.as_ref(), namespace),
-    )
+    ask("get", &what, api.get_opt(DEPLOYMENT)).await
+}
+
+/// Whether our Deployment is told to boost pods that run already. One that can't be read is not; its own check says so.
+pub(super) async fn raises(client: &Client, args: &CheckArgs) -> bool {
+    let deployment = read_deployment(client, args).await;
+    deployment.is_ok_and(|deployment| deployment.is_some_and(|it| is_raising(&it)))
+}
+
+fn is_raising(deployment: &DynamicObject) -> bool {
+    let flags = [
+        ("BOOST_ON_RESTART", "--boost-on-restart"),
+        ("BOOST_MISSED_PODS", "--boost-missed-pods"),
+    ];
+    let containers = &deployment.data["spec"]["template"]["spec"]["containers"];
+    let is_on = |value: &str| go_bool(value) == Ok(true);
+    containers
+        .as_array()
+        .into_iter()
+        .flatten()
+        .any(|container| {
+            let list = |field: &str| container[field].as_array().into_iter().flatten();
+            flags.iter().any(|(variable, flag)| {
+                let mut args = list("args").filter_map(|arg| arg.as_str()?.strip_prefix(flag));
+                let mut env = list("env").filter(|env| env["name"] == *variable);
+                args.any(|rest| rest.is_empty() || rest.strip_prefix('=').is_some_and(is_on))
+                    || env.any(|env| env["value"].as_str().is_some_and(is_on))
+            })
+        })
 }
 
 fn of_deployment(deployment: Option<&DynamicObject>, namespace: &str) -> Finding {
@@ -209,6 +244,20 @@ mod tests {
 
     use super::{super::Outcome, *};
     use crate::upstream::Kind;
+
+    #[test]
+    fn raises_are_asked_for_by_variables_and_by_flags() {
+        let is_raising = |container: serde_json::Value| {
+            let template = json!({"spec": {"containers": [container]}});
+            let deployment = json!({"metadata": {}, "spec": {"template": template}});
+            is_raising(&serde_json::from_value(deployment).expect("a Deployment"))
+        };
+        let env = |value: &str| json!({"env": [{"name": "BOOST_MISSED_PODS", "value": value}]});
+        assert!(is_raising(env("true")) && is_raising(env("1")));
+        assert!(!is_raising(env("false")) && !is_raising(json!({"args": ["run"]})));
+        assert!(is_raising(json!({"args": ["run", "--boost-on-restart"]})));
+        assert!(!is_raising(json!({"args": ["--boost-on-restart=false"]})));
+    }
 
     #[test]
     fn versions_from_1_33_on_are_fit() {

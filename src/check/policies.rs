@@ -1,4 +1,5 @@
 //! The three policies: nobody else changes a record, and our own account may lower CPU, change its marks, and nothing else.
+//! Where pods are boosted that run already, it must be allowed to raise CPU.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy as Policy, ValidatingAdmissionPolicyBinding as Binding,
@@ -8,7 +9,7 @@ use kube::{
     api::{ApiResource, DynamicObject},
 };
 
-use super::{CheckArgs, Finding, ask, rights::account};
+use super::{CheckArgs, Finding, ask, cluster, rights::account};
 
 const RECORD: &str = "headstart-record";
 const LOWER_ONLY: &str = "headstart-lower-only";
@@ -19,6 +20,7 @@ pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
     let all = |resource| Api::<DynamicObject>::all_with(client.clone(), &resource);
     let policies = all(ApiResource::erase::<Policy>(&()));
     let bindings = all(ApiResource::erase::<Binding>(&()));
+    let raises = cluster::raises(client, args).await;
     let mut findings = Vec::new();
     for name in [RECORD, LOWER_ONLY, MARKS_ONLY] {
         let what = "validatingadmissionpolicies.admissionregistration.k8s.io";
@@ -26,6 +28,9 @@ pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
         let what = "validatingadmissionpolicybindings.admissionregistration.k8s.io";
         let binding = ask("get", what, bindings.get_opt(name)).await;
         findings.push(match (policy, binding) {
+            (Ok(policy), Ok(binding)) if raises && name == LOWER_ONLY => {
+                judge_raising(policy.is_some() && binding.is_some())
+            }
             (Ok(policy), Ok(binding)) => {
                 judge(name, policy.as_ref(), binding.as_ref(), &account(args))
             }
@@ -33,6 +38,23 @@ pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
         });
     }
     Finding::all(findings)
+}
+
+/// The policy that lets CPU be lowered alone, where Headstart is told to raise it.
+fn judge_raising(is_there: bool) -> Finding {
+    if !is_there {
+        return Finding::ok(format!(
+            "{LOWER_ONLY} is left out, as pods are boosted that run already"
+        ));
+    }
+    Finding::failed(
+        format!(
+            "{LOWER_ONLY} refuses the boosts of pods that run already, which BOOST_ON_RESTART or BOOST_MISSED_PODS asks for"
+        ),
+        format!(
+            "kubectl delete validatingadmissionpolicybinding {LOWER_ONLY}, or the component manifests/raises"
+        ),
+    )
 }
 
 fn judge(
@@ -133,6 +155,12 @@ mod tests {
             assert_eq!(outcome(Some(&policy), Some(&audit)), otherwise);
             assert_eq!(outcome(Some(&policy), Some(&other)), otherwise);
         }
+    }
+
+    #[test]
+    fn raises_are_not_held_to_lowering() {
+        assert_eq!(judge_raising(false).outcome, Outcome::Ok);
+        assert_eq!(judge_raising(true).outcome, Outcome::Failed);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Pure and total: the same snapshot gives the same answer on every replica, and no pod makes it fail.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 
@@ -15,8 +15,10 @@ use super::{
     qos::{QosClass, qos_class},
     quantity::MilliCpu,
     quota::Quota,
+    raise::Raise,
     reason::Reason,
-    record::{Loan, LoanValue, MAX_BYTES, NewRecord, Record, Set, State},
+    record::{Cause, Loan, LoanValue, MAX_BYTES, NewRecord, Record, Set, State},
+    revert::ContainerRevert,
     snapshot::Snapshot,
 };
 use crate::api::{Container, ControlledValues, Pod};
@@ -113,6 +115,7 @@ pub fn admit(
         pod,
         policy: boost.as_deref(),
         bounds: Bounds::new(snapshot, settings, namespace, pod),
+        only: None,
     };
     let present: Vec<Cpu> = pod.all_containers().map(Cpu::of).collect();
     let base = trusted_originals(&plan, &present).unwrap_or(present);
@@ -141,7 +144,7 @@ pub fn admit(
     if !settings.ignore_quota && !has_room(snapshot.quotas(namespace), pod, &base, &containers) {
         return skip(Reason::Quota);
     }
-    let record = record(policy, settings, &containers, now);
+    let record = record(policy, settings, &containers, now, None);
     if record.len() > MAX_BYTES {
         return skip(Reason::Clamped);
     }
@@ -151,6 +154,73 @@ pub fn admit(
         containers,
         record: Some(record),
     }
+}
+
+/// Boosts some containers of a pod that runs, from the values that they have now. No limit is removed: a resize can't.
+pub(super) fn raise(
+    snapshot: &Snapshot,
+    settings: Settings,
+    pod: &Pod,
+    policy: &Policy,
+    cause: Cause,
+    only: &[String],
+    now: DateTime<Utc>,
+) -> Result<Raise, Reason> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let settings = Settings {
+        remove_limits: false,
+        ..settings
+    };
+    let base: Vec<Cpu> = pod.all_containers().map(Cpu::of).collect();
+    if let Some(reason) = skip_whole(snapshot, settings, namespace, pod, &base) {
+        return Err(reason);
+    }
+    let plan = Plan {
+        pod,
+        policy: Some(policy),
+        bounds: Bounds::new(snapshot, settings, namespace, pod),
+        only: Some(only),
+    };
+    let containers = plan.decide(&base);
+    let regular = pod.spec.containers.len();
+    let raised: Vec<_> = containers
+        .iter()
+        .enumerate()
+        .filter(|(_, decision)| decision.is_boosted())
+        .map(|(index, decision)| ContainerRevert {
+            name: decision.name.clone(),
+            init: index >= regular,
+            to: Cpu {
+                request: decision
+                    .to
+                    .request
+                    .filter(|_| decision.to.request != decision.from.request),
+                limit: decision
+                    .to
+                    .limit
+                    .filter(|_| decision.to.limit != decision.from.limit),
+            },
+        })
+        .collect();
+    if raised.is_empty() {
+        return Err(pod_reason(&containers));
+    }
+    let restarts = pod.restarts().collect();
+    let record = record(policy, settings, &containers, now, Some((cause, &restarts)));
+    if record.len() > MAX_BYTES {
+        return Err(Reason::Clamped);
+    }
+    Ok(Raise {
+        cause,
+        containers: raised,
+        boost: policy.name.clone(),
+        record,
+    })
+}
+
+/// Whether it is a pod of a kind that is never boosted.
+pub(super) fn is_untouchable(pod: &Pod) -> bool {
+    is_mirror(pod) || is_windows(pod)
 }
 
 fn is_mirror(pod: &Pod) -> bool {
@@ -245,6 +315,7 @@ fn record(
     settings: Settings,
     containers: &[ContainerDecision],
     now: DateTime<Utc>,
+    raise: Option<(Cause, &BTreeMap<&str, i32>)>,
 ) -> String {
     let boosted = || containers.iter().filter(|decision| decision.is_boosted());
     let loans = boosted().map(|decision| (decision.name.as_str(), decision.loan()));
@@ -254,6 +325,7 @@ fn record(
         timestamp: now,
         containers: &loans.collect(),
         clamped: &clamped.collect(),
+        raise,
         boost: (policy.kind, &policy.name),
         end: &policy.end,
         deadline_seconds: policy.end.deadline_seconds(settings.end),
@@ -290,6 +362,8 @@ struct Plan<'a> {
     pod: &'a Pod,
     policy: Option<&'a Policy>,
     bounds: Bounds<'a>,
+    /// The containers that are meant, where not all are.
+    only: Option<&'a [String]>,
 }
 
 /// What a container may get, best first; all of it is still to be clamped.
@@ -331,7 +405,8 @@ impl Plan<'_> {
         class: QosClass,
     ) -> Result<Wish, Reason> {
         let is_init = index >= self.pod.spec.containers.len();
-        if is_init && !container.is_sidecar() {
+        let is_meant = self.only.is_none_or(|only| only.contains(&container.name));
+        if is_init && !container.is_sidecar() || !is_meant {
             return Err(Reason::NoContainer);
         }
         let policy = self

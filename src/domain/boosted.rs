@@ -57,8 +57,10 @@ impl Phase {
             }
             Decision::Watch(_) => Self::Stuck,
             Decision::Leave(Leave::Unreadable(_)) => Self::Unreadable,
-            Decision::Wait(_) | Decision::Leave(_) if has_boost => Self::Active,
-            Decision::Wait(_) | Decision::Leave(_) => Self::Orphaned,
+            Decision::Wait(_) | Decision::Raise(_) | Decision::Leave(_) if has_boost => {
+                Self::Active
+            }
+            Decision::Wait(_) | Decision::Raise(_) | Decision::Leave(_) => Self::Orphaned,
         }
     }
 }

@@ -93,6 +93,8 @@ pub struct EndSettings {
     pub deadline_seconds: u64,
     /// `--unschedulable-after` in seconds.
     pub unschedulable_seconds: u64,
+    /// `--boost-on-restart`: the claim outlives the boost, for the next restart of a container.
+    pub boost_on_restart: bool,
 }
 
 impl Default for EndSettings {
@@ -100,6 +102,7 @@ impl Default for EndSettings {
         Self {
             deadline_seconds: 3600,
             unschedulable_seconds: 30,
+            boost_on_restart: false,
         }
     }
 }
@@ -146,10 +149,39 @@ impl EndRule {
         deadline_seconds: u64,
         now: DateTime<Utc>,
     ) -> Due {
-        let condition = self
-            .condition
-            .as_ref()
-            .and_then(|rule| rule.met_at(pod, start, now));
+        let condition = self.condition.as_ref().and_then(|rule| {
+            let since = rule.holds_since(pod, start)?;
+            Some(rule.met_at(since, now))
+        });
+        self.earliest(condition, start, deadline_seconds)
+    }
+
+    /// The same for a boost that was made at `start` for containers of a pod that ran already. Nothing counts from before
+    /// that, and a condition that holds from before a container started says nothing of it until it is ready.
+    #[must_use]
+    pub fn due_again<'a>(
+        &self,
+        pod: &Pod,
+        mut containers: impl Iterator<Item = &'a str>,
+        start: DateTime<Utc>,
+        deadline_seconds: u64,
+        now: DateTime<Utc>,
+    ) -> Due {
+        let condition = self.condition.as_ref().and_then(|rule| {
+            let since = rule.holds_since(pod, start)?;
+            containers
+                .all(|name| is_up(pod, name, since))
+                .then(|| rule.met_at(since.max(start), now))
+        });
+        self.earliest(condition, start, deadline_seconds)
+    }
+
+    fn earliest(
+        &self,
+        condition: Option<DateTime<Utc>>,
+        start: DateTime<Utc>,
+        deadline_seconds: u64,
+    ) -> Due {
         let fixed = self
             .fixed_seconds
             .map(|seconds| start + seconds_delta(seconds));
@@ -250,18 +282,30 @@ impl EndRule {
 }
 
 impl ConditionRule {
-    /// When the condition came to hold, plus the delay. An absent condition has no status. Without a delay, it holds now
-    /// whatever the kubelet's clock and ours say.
-    fn met_at(&self, pod: &Pod, start: DateTime<Utc>, now: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    /// When the condition came to hold, if it does. An absent condition has no status.
+    fn holds_since(&self, pod: &Pod, start: DateTime<Utc>) -> Option<DateTime<Utc>> {
         let condition = pod
             .condition(&self.kind)
             .filter(|condition| condition.status == self.status)?;
-        let since = condition.last_transition_time.unwrap_or(start);
-        Some(match self.delay_seconds {
+        Some(condition.last_transition_time.unwrap_or(start))
+    }
+
+    /// When that ends the boost: after the delay. Without one, it holds now whatever the kubelet's clock and ours say.
+    fn met_at(&self, since: DateTime<Utc>, now: DateTime<Utc>) -> DateTime<Utc> {
+        match self.delay_seconds {
             0 => since.min(now),
             delay => since + seconds_delta(delay),
-        })
+        }
     }
+}
+
+/// Whether a condition that has held since then says something of a container's present run. (The clocks that are compared
+/// are both the kubelet's.)
+fn is_up(pod: &Pod, container: &str, since: DateTime<Utc>) -> bool {
+    pod.container_status(container).is_none_or(|status| {
+        let began = status.began();
+        status.ready || began.is_some_and(|began| began <= since)
+    })
 }
 
 /// From when on durations count: `PodScheduled`; where it is missing although the pod has a node, the kubelet's

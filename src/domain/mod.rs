@@ -10,12 +10,14 @@
 //! pod (CREATE) ── admission::admit(snapshot) ────┘──► patch::admission   → the webhook's answer
 //!
 //! pod with a record ── revert::decide(policy?, now) ─► Revert / Finish   → patch::resize, patch::finish
-//!                                                    └► Wait(until) …    → look again
+//!                                                    ├► Wait(until) …    → look again
+//!                                                    └► Raise ── raise::again(snapshot) ─► patch::claim, patch::raise
+//! pod that admission missed ── raise::missed(snapshot) ──────────────────► the same
 //! ```
 //!
 //! The words: a *boost* is CPU lent to a starting pod; its *record* is the annotation that says what was lent and until
 //! when, its *claim* the label that says that a boost is in force; an *end rule* tells when it is due; *revert* resizes
-//! back; *finish* marks the record and drops the claim.
+//! back; *finish* marks the record and drops the claim; a *raise* boosts a pod that runs already.
 
 pub mod admission;
 pub mod boosted;
@@ -30,6 +32,7 @@ pub mod policy;
 pub mod qos;
 pub mod quantity;
 pub mod quota;
+pub mod raise;
 pub mod reason;
 pub mod record;
 pub mod revert;

@@ -1,4 +1,5 @@
-//! The three bodies that are written to pods: the answer's JSON Patch, the resize and the finish.
+//! The bodies that are written to pods: the answer's JSON Patch, the resize and the finish; and the claim, and the resize, of a
+//! raise.
 //!
 //! They touch CPU values, our label and our annotation, and nothing else: no field is read and written back, so none
 //! that this version doesn't know can be lost.
@@ -14,8 +15,9 @@ use super::{
     admission::{Admission, Outcome},
     cpu::Cpu,
     quantity::MilliCpu,
+    raise::Raise,
     record::Record,
-    revert::{Finish, Revert},
+    revert::{ContainerRevert, Finish, Revert},
 };
 use crate::api::{Amounts, BOOST_KEY, Pod};
 
@@ -130,8 +132,27 @@ fn pointer(path: String) -> PointerBuf {
 /// The strategic-merge body for `pods/resize`: these containers' CPU values, merged by container name.
 #[must_use]
 pub fn resize(pod: &Pod, revert: &Revert) -> Value {
+    set_cpu(pod, &revert.containers)
+}
+
+/// The strategic-merge body for `pods/resize` that raises.
+#[must_use]
+pub fn raise(pod: &Pod, raise: &Raise) -> Value {
+    set_cpu(pod, &raise.containers)
+}
+
+/// The merge body for the pod that comes before a raise: claim and record.
+#[must_use]
+pub fn claim(pod: &Pod, raise: &Raise) -> Value {
+    let mut metadata = preconditions(pod);
+    metadata.insert("labels".into(), json!({BOOST_KEY: raise.boost}));
+    metadata.insert("annotations".into(), json!({BOOST_KEY: raise.record}));
+    json!({"metadata": metadata})
+}
+
+fn set_cpu(pod: &Pod, containers: &[ContainerRevert]) -> Value {
     let mut spec = Map::new();
-    for container in &revert.containers {
+    for container in containers {
         let mut resources = Map::new();
         for (kind, to) in [
             ("requests", container.to.request),
@@ -156,14 +177,14 @@ pub fn resize(pod: &Pod, revert: &Revert) -> Value {
 
 /// What the answer to a resize has beyond the CPU values that it was to set, if anything: container and resource.
 #[must_use]
-pub fn beyond_cpu(before: &Value, after: &Value, revert: &Revert) -> Option<String> {
+pub fn beyond_cpu(before: &Value, after: &Value, containers: &[ContainerRevert]) -> Option<String> {
     let mut surplus = Vec::new();
     for list in ["containers", "initContainers"] {
         let of = |pod: &Value| pod["spec"][list].as_array().cloned().unwrap_or_default();
         for (before, after) in of(before).iter().zip(&of(after)) {
             let name = after["name"].as_str().unwrap_or_default();
             let ours = |kind: &str, key: &str| {
-                let mut containers = revert.containers.iter();
+                let mut containers = containers.iter();
                 let to = containers.find(|container| container.name == name);
                 let to = to.map(|container| match kind {
                     "requests" => container.to.request,
@@ -184,11 +205,13 @@ pub fn beyond_cpu(before: &Value, after: &Value, revert: &Revert) -> Option<Stri
     (!surplus.is_empty()).then(|| surplus.join(", "))
 }
 
-/// The merge body for the pod: the claim goes, the record says that the boost has ended.
+/// The merge body for the pod: the claim goes, unless it is kept for restarts, and the record says that the boost has ended.
 #[must_use]
 pub fn finish(pod: &Pod, finish: &Finish) -> Value {
     let mut metadata = preconditions(pod);
-    metadata.insert("labels".into(), json!({BOOST_KEY: null}));
+    if !finish.keeps_claim {
+        metadata.insert("labels".into(), json!({BOOST_KEY: null}));
+    }
     if let Some((record, _)) = &finish.ended {
         metadata.insert("annotations".into(), json!({BOOST_KEY: record.text()}));
     }

@@ -71,6 +71,8 @@ pub struct Policy {
     containers: Vec<ContainerPolicy>,
     /// When its boosts end.
     pub end: EndRule,
+    /// Whether a container that restarts afterwards is boosted again.
+    pub boost_on_restart: bool,
 }
 
 /// What to do with the containers that one entry of `containerPolicies` matches.
@@ -161,6 +163,7 @@ impl Policy {
                 .map(compile_container)
                 .collect::<Result<_, _>>()?,
             end: compile_end(&object.spec().duration_policy)?,
+            boost_on_restart: object.spec().boost_on_restart.unwrap_or(false),
         })
     }
 

@@ -34,6 +34,7 @@ const LIMITS: Fields = Fields {
 };
 const CLAMPED: &str = "clamped";
 const CAUSE: &str = "cause";
+const RESTARTS: &str = "restarts";
 const BOOST: &str = "boost";
 const BOOST_KIND: &str = "boostKind";
 const END: &str = "end";
@@ -73,6 +74,29 @@ pub struct BoostRef {
     pub kind: Option<BoostKind>,
     /// Its name.
     pub name: String,
+}
+
+/// Why a pod that runs was boosted. A boost at its creation needs no word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Cause {
+    /// A container has restarted.
+    Restart,
+    /// Nobody answered for it when it was created.
+    Late,
+}
+
+impl Cause {
+    /// All of them, for metrics that exist from the start.
+    pub const ALL: [Self; 2] = [Self::Restart, Self::Late];
+
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Restart => "Restart",
+            Self::Late => "Late",
+        }
+    }
 }
 
 /// `state` of a record.
@@ -148,6 +172,8 @@ pub struct NewRecord<'a> {
     pub containers: &'a BTreeMap<&'a str, Loan>,
     /// The containers that get less than their policy says, and why.
     pub clamped: &'a BTreeMap<&'a str, Clamp>,
+    /// Why a pod that runs is boosted, and how often its containers had restarted by then.
+    pub raise: Option<(Cause, &'a BTreeMap<&'a str, i32>)>,
     /// The object that makes it.
     pub boost: (BoostKind, &'a str),
     /// When it ends.
@@ -201,6 +227,10 @@ impl Serialize for NewRecord<'_> {
         if !self.clamped.is_empty() {
             let by = self.clamped.iter().map(|(name, by)| (name, by.as_str()));
             map.serialize_entry(CLAMPED, &by.collect::<BTreeMap<_, _>>())?;
+        }
+        if let Some((cause, restarts)) = self.raise {
+            map.serialize_entry(CAUSE, cause.as_str())?;
+            map.serialize_entry(RESTARTS, restarts)?;
         }
         let (kind, name) = self.boost;
         map.serialize_entry(BOOST, name)?;
@@ -278,8 +308,40 @@ impl Record {
     /// written before the resize.
     #[must_use]
     pub fn raise_begins_until(&self) -> Option<DateTime<Utc>> {
-        let cause = self.fields.get(CAUSE)?.as_str()?;
-        matches!(cause, "Restart" | "Late").then_some(self.timestamp? + RAISE_BEGINS)
+        self.cause()?;
+        Some(self.timestamp? + RAISE_BEGINS)
+    }
+
+    /// Why a pod that runs was boosted; `None` for a boost at its creation.
+    #[must_use]
+    pub fn cause(&self) -> Option<Cause> {
+        let word = self.fields.get(CAUSE)?.as_str()?;
+        Cause::ALL.into_iter().find(|cause| cause.as_str() == word)
+    }
+
+    /// How often a container had restarted when that was last written; `None` where restarts are not counted.
+    #[must_use]
+    pub fn restarts(&self, container: &str) -> Option<i64> {
+        let counts = self.fields.get(RESTARTS)?.as_object()?;
+        Some(counts.get(container).and_then(Value::as_i64).unwrap_or(0))
+    }
+
+    /// Whether it says how often containers had restarted: its claim then stays, for the next restart.
+    #[must_use]
+    pub fn counts_restarts(&self) -> bool {
+        self.restarts("").is_some()
+    }
+
+    /// The record with these restarts in place of those that it has. All else stays as it was. `None` where it could not be
+    /// read again.
+    #[must_use]
+    pub fn counting<'a>(&self, restarts: impl Iterator<Item = (&'a str, i32)>) -> Option<Self> {
+        let mut record = self.clone();
+        let counts = restarts.map(|(name, count)| (name.to_owned(), Value::from(count)));
+        record
+            .fields
+            .insert(RESTARTS.into(), counts.collect::<Map<_, _>>().into());
+        (record.text().len() <= MAX_BYTES).then_some(record)
     }
 
     /// What was announced, if anything was.

@@ -11,6 +11,7 @@ use super::{
     policy::Policy,
     qos::{QosClass, qos_class},
     quantity::MilliCpu,
+    raise,
     record::{Loan, LoanValue, Record, Set, State},
 };
 use crate::api::Pod;
@@ -22,6 +23,8 @@ pub enum Decision {
     Revert(Revert),
     /// Mark the record and drop the claim.
     Finish(Finish),
+    /// These containers have restarted since their boost ended: boost them [again](super::raise::again).
+    Raise(Vec<String>),
     /// Nothing before this instant; `None`: nothing before the pod changes.
     Wait(Option<DateTime<Utc>>),
     /// The resize was accepted and is not done.
@@ -39,7 +42,7 @@ pub struct Revert {
     pub due: Due,
 }
 
-/// One container's way back.
+/// One container's way back, or, in a [`Raise`](raise::Raise), up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRevert {
     /// Its name.
@@ -56,6 +59,19 @@ pub struct Finish {
     /// The record as it will stand, and why the boost ended; `None` where the record says so already and only the claim
     /// is left over.
     pub ended: Option<(Box<Record>, EndedBy)>,
+    /// Whether the claim stays, for the next restart of a container.
+    pub keeps_claim: bool,
+}
+
+impl Finish {
+    /// Drops the claim of a pod whose record says already that its boost has ended.
+    #[must_use]
+    pub fn claim_only() -> Self {
+        Self {
+            ended: None,
+            keeps_claim: false,
+        }
+    }
 }
 
 /// Why an accepted resize is not done.
@@ -76,6 +92,8 @@ pub enum Pending {
 pub enum Leave {
     /// It has neither claim nor active record.
     NotBoosted,
+    /// Its boost has ended; it keeps its claim until a container restarts.
+    Ended,
     /// It is being deleted.
     Terminating,
     /// Its record, or a container's entry in it, can't be read.
@@ -88,6 +106,7 @@ impl Decision {
     pub fn reason(&self, pod: &Pod) -> &'static str {
         match self {
             Self::Revert(_) => "Due",
+            Self::Raise(_) => "Restarted",
             Self::Finish(finish) => match finish.ended.as_ref().map(|(_, by)| by) {
                 None => "AlreadyReverted",
                 Some(EndedBy::Terminated) => "Terminated",
@@ -101,6 +120,7 @@ impl Decision {
             Self::Watch(Pending::Infeasible(_)) => "Infeasible",
             Self::Watch(Pending::Error(_)) => "Error",
             Self::Leave(Leave::NotBoosted) => "NotBoosted",
+            Self::Leave(Leave::Ended) => "Ended",
             Self::Leave(Leave::Terminating) => "Terminating",
             Self::Leave(Leave::Unreadable(_)) => "Unreadable",
         }
@@ -167,15 +187,36 @@ fn decide_when(
     };
     match (record.state, pod.claim()) {
         (State::Reverted, Some(_)) => {
-            return Decision::Finish(Finish { ended: None });
+            let policy = policy.filter(|_| forced.is_none());
+            let keeps_claim = forced.is_none() && raise::is_wanted(&record, policy, settings);
+            return decide_ended(pod, &record, policy, settings, now, keeps_claim);
         }
         (State::Reverted, None) => return Decision::Leave(Leave::NotBoosted),
         (State::Active, _) => {}
     }
-    if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-        return finish(&record, EndedBy::Terminated, now);
+    if pod.is_over() {
+        return finish(record.ended(EndedBy::Terminated, now), EndedBy::Terminated);
     }
     decide_active(pod, &record, policy, settings, now, forced)
+}
+
+/// A boost that has ended, of a pod that has its claim still: it keeps that for restarts, or loses it.
+fn decide_ended(
+    pod: &Pod,
+    record: &Record,
+    policy: Option<&Policy>,
+    settings: EndSettings,
+    now: DateTime<Utc>,
+    keeps_claim: bool,
+) -> Decision {
+    if !keeps_claim {
+        return Decision::Finish(Finish::claim_only());
+    }
+    let restarted = |policy| raise::restarted(pod, record, policy, settings, now);
+    match policy.map(restarted).unwrap_or_default() {
+        none if none.is_empty() => Decision::Leave(Leave::Ended),
+        restarted => Decision::Raise(restarted),
+    }
 }
 
 fn decide_active(
@@ -187,7 +228,9 @@ fn decide_active(
     forced: Option<Due>,
 ) -> Decision {
     let rule = policy.map_or(&record.end, |policy| &policy.end);
-    let due = forced.or_else(|| due(pod, record, policy, settings, now));
+    let due = forced
+        .or_else(|| given_up(pod, record, now))
+        .or_else(|| due(pod, record, policy, settings, now));
     let is_due = due.filter(|due| due.at <= now);
 
     let loans = Loans::of(pod, record);
@@ -211,15 +254,26 @@ fn decide_active(
     if let Some(problem) = loans.unreadable {
         return Decision::Leave(Leave::Unreadable(problem));
     }
+    let end = |by| {
+        let ended = record.ended(by, now);
+        // By hand, it ends for good.
+        if forced.is_none() && raise::is_wanted(record, policy, settings) {
+            finish_for_now(pod, ended, by)
+        } else {
+            finish(ended, by)
+        }
+    };
     if !loans.any_returned {
         // Somebody else has changed every value of ours. Until the boost is due they may change them back.
         return match is_due {
-            Some(_) => finish(record, EndedBy::Superseded, now),
+            Some(_) => end(EndedBy::Superseded),
             None => Decision::Wait(due.map(|due| due.at)),
         };
     }
     if let Some(pending) = pending(pod, record) {
-        return Decision::Watch(pending);
+        // Of a raise that was given up, the kubelet has refused the raise and not yet seen the way back.
+        let refused = record.cause().is_some() && !has_seen(pod);
+        return Decision::Watch(if refused { Pending::Kubelet } else { pending });
     }
     if let Some(until) = record.raise_begins_until().filter(|until| now < *until) {
         return Decision::Wait(Some(until));
@@ -235,9 +289,13 @@ fn decide_active(
         None if all_done() => EndedBy::Condition,
         // The smaller pod was scheduled at once, and its rule begins only now.
         None if end::was_unschedulable(pod, record.timestamp, settings) => EndedBy::Unschedulable,
-        None => record.announced().unwrap_or(EndedBy::Superseded),
+        None => record.announced().unwrap_or(match record.cause() {
+            None => EndedBy::Superseded,
+            // It was refused, or never came.
+            Some(_) => EndedBy::Unschedulable,
+        }),
     };
-    finish(record, by, now)
+    end(by)
 }
 
 /// When a boost is due, as far as it is known now. A pod that waits for a node, and could get one, has no such instant.
@@ -254,9 +312,15 @@ pub fn due(
     let deadline_seconds = record
         .deadline_seconds
         .unwrap_or_else(|| rule.deadline_seconds(settings));
-    end::start(pod, record.timestamp)
-        .map(|start| rule.due(pod, start, deadline_seconds, now))
-        .or_else(|| end::unschedulable(pod, settings))
+    let Some(start) = end::start(pod, record.timestamp) else {
+        return end::unschedulable(pod, settings);
+    };
+    if record.cause().is_none() {
+        return Some(rule.due(pod, start, deadline_seconds, now));
+    }
+    let start = record.timestamp.map_or(start, |raised| start.max(raised));
+    let containers = record.containers.keys().map(String::as_str);
+    Some(rule.due_again(pod, containers, start, deadline_seconds, now))
 }
 
 /// The containers of a pod that still have what was lent to them, with what they go back to.
@@ -265,10 +329,35 @@ pub fn outstanding(pod: &Pod, record: &Record) -> Vec<ContainerRevert> {
     Loans::of(pod, record).outstanding
 }
 
-fn finish(record: &Record, by: EndedBy, now: DateTime<Utc>) -> Decision {
+/// A raise for which the node has no room is over at once: what it asks for would be granted when nobody needs it any more, or
+/// never, and until then it keeps the scheduler from the room.
+fn given_up(pod: &Pod, record: &Record, now: DateTime<Utc>) -> Option<Due> {
+    record.cause()?;
+    match pending(pod, record)? {
+        Pending::Deferred(_) | Pending::Infeasible(_) => Some(Due {
+            at: now,
+            by: EndedBy::Unschedulable,
+        }),
+        Pending::Kubelet | Pending::Error(_) => None,
+    }
+}
+
+fn finish(ended: Record, by: EndedBy) -> Decision {
     Decision::Finish(Finish {
-        ended: Some((Box::new(record.ended(by, now)), by)),
+        ended: Some((Box::new(ended), by)),
+        keeps_claim: false,
     })
+}
+
+/// Keeps the claim, and counts restarts from now on.
+fn finish_for_now(pod: &Pod, ended: Record, by: EndedBy) -> Decision {
+    match ended.counting(pod.restarts()) {
+        Some(counting) => Decision::Finish(Finish {
+            ended: Some((Box::new(counting), by)),
+            keeps_claim: true,
+        }),
+        None => finish(ended, by),
+    }
 }
 
 /// What became of what was lent.
@@ -471,6 +560,12 @@ fn pending(pod: &Pod, record: &Record) -> Option<Pending> {
             .all(|name| allocation_is_down(pod, name)),
     };
     (!done).then_some(Pending::Kubelet)
+}
+
+/// Whether the kubelet has seen the latest resize, where that is tracked.
+fn has_seen(pod: &Pod) -> bool {
+    let observed = pod.status.observed_generation;
+    observed.is_none_or(|observed| Some(observed) >= pod.metadata.generation)
 }
 
 fn allocation_is_down(pod: &Pod, name: &str) -> bool {

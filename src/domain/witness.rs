@@ -57,6 +57,7 @@ fn whole(
         timestamp: created.unwrap_or(now),
         containers: loans,
         clamped: &BTreeMap::new(),
+        raise: None,
         boost: match policy {
             Some(policy) => (policy.kind, &policy.name),
             None => (BoostKind::Namespaced, pod.claim()?),

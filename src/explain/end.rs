@@ -69,6 +69,7 @@ pub(super) fn explain<'a>(
             end.action = "finish";
             end.metadata = Some(patch::finish(&pod.pod, &finish));
         }
+        Decision::Raise(_) => end.action = "raise",
         Decision::Wait(until) => (end.action, end.until) = ("wait", until),
         Decision::Watch(_) => end.action = "wait",
         Decision::Leave(_) => {}
@@ -184,6 +185,8 @@ fn sentence(end: &End<'_>) -> String {
                 end.reason
             )
         }
+        "Ended" => "has had its boost; a restart of a container makes another".to_owned(),
+        "Restarted" => "would be boosted again now: a container has restarted".to_owned(),
         "Terminating" => "is being deleted and left alone".to_owned(),
         "Unreadable" => format!(
             "carries a record that can't be read ({detail}); it is repaired from its owner's template where it has one"

@@ -1,4 +1,5 @@
-//! Events on pods: what `kubectl describe pod` shows of a boost's end, and of what keeps it from ending.
+//! Events on pods: what `kubectl describe pod` shows of a boost's end, of what keeps it from ending, and of boosts of pods that
+//! run already.
 //!
 //! Events of success go through a bounded queue, at most ten a second; what does not fit is counted and dropped. Failures
 //! always get one, once a boost and reason: the name says which, so that the next leader's is the same and is refused.
@@ -24,7 +25,8 @@ use crate::{
     clock::Clock,
     domain::{
         end::EndedBy,
-        record::{LoanValue, Record, Set},
+        raise::Raise,
+        record::{Cause, LoanValue, Record, Set},
         revert::Finish,
     },
     error::Chain,
@@ -100,10 +102,53 @@ impl Events {
             _ => "BoostEnded",
         };
         let note = self.end_note(record, *by);
-        let event = self.event(pod, record.timestamp, "Normal", reason, note);
+        let event = self.event(pod, record.timestamp, "Revert", "Normal", reason, note);
+        self.succeeded(event);
+    }
+
+    fn succeeded(&self, event: Event) {
         if self.successes.0.try_send(event).is_err() {
             self.metrics.event("Dropped");
         }
+    }
+
+    /// A pod that runs was boosted.
+    pub(super) fn raised(&self, pod: &Pod, raise: &Raise) {
+        let record = Record::read(&raise.record).ok();
+        let containers = record.map_or_else(String::new, |record| spell_out(&record, false));
+        let why = match raise.cause {
+            Cause::Restart => "after a restart",
+            Cause::Late => "late, as nobody answered when the pod was created",
+        };
+        let note = format!("CPU boost by {} {why}: {containers}", raise.boost);
+        let event = self.event(
+            pod,
+            Some(self.clock.now()),
+            "Boost",
+            "Normal",
+            "Boosted",
+            note,
+        );
+        self.succeeded(event);
+    }
+
+    /// A pod that runs is not boosted. `reason` is a word of a closed list.
+    pub(super) fn not_raised(&self, pod: &Pod, cause: Cause, reason: &str, text: &str) {
+        let why = match cause {
+            Cause::Restart => "again after a restart",
+            Cause::Late => "late",
+        };
+        let note = format!("The pod is not boosted {why}: {text}");
+        let event = self.event(
+            pod,
+            Some(self.clock.now()),
+            "Boost",
+            "Warning",
+            reason,
+            note,
+        );
+        // The receiver lives as long as this.
+        let _ = self.failures.0.send(event);
     }
 
     /// Something keeps a boost from ending. `reason` is a word of a closed list.
@@ -112,7 +157,7 @@ impl Events {
         let boosted = record.and_then(|record| record.timestamp);
         let note =
             format!("The CPU boost could not be taken back, and will be tried again: {text}");
-        let event = self.event(pod, boosted, "Warning", reason, note);
+        let event = self.event(pod, boosted, "Revert", "Warning", reason, note);
         // The receiver lives as long as this.
         let _ = self.failures.0.send(event);
     }
@@ -126,25 +171,10 @@ impl Events {
                 (self.clock.now() - began).num_seconds().max(0)
             )
         });
-        let containers: Vec<String> = record
-            .containers
-            .iter()
-            .filter_map(|(name, loan)| {
-                let loan = loan.as_ref().ok()?;
-                let (set, original) = (|value| spell(value, true), |value| spell(value, false));
-                Some(format!(
-                    "{name} {}/{} -> {}/{}",
-                    set(loan.request),
-                    set(loan.limit),
-                    original(loan.request),
-                    original(loan.limit)
-                ))
-            })
-            .collect();
         format!(
             "CPU boost{boost} ended{after} ({}): {}",
             by.as_str(),
-            containers.join(", ")
+            spell_out(record, true)
         )
     }
 
@@ -152,6 +182,7 @@ impl Events {
         &self,
         pod: &Pod,
         boosted: Option<chrono::DateTime<chrono::Utc>>,
+        action: &str,
         kind: &str,
         reason: &str,
         mut note: String,
@@ -170,7 +201,7 @@ impl Events {
                 namespace: meta.namespace.clone(),
                 ..ObjectMeta::default()
             },
-            action: Some("Revert".to_owned()),
+            action: Some(action.to_owned()),
             event_time: now.ok().map(MicroTime),
             note: Some(note),
             reason: Some(reason.to_owned()),
@@ -208,6 +239,16 @@ impl Events {
             Err(_) => self.metrics.event("Failed"),
         }
     }
+}
+
+/// Each container's values on their way back, or up.
+fn spell_out(record: &Record, back: bool) -> String {
+    let containers = record.containers.iter().filter_map(|(name, loan)| {
+        let loan = loan.as_ref().ok()?;
+        let values = |set| format!("{}/{}", spell(loan.request, set), spell(loan.limit, set));
+        Some(format!("{name} {} -> {}", values(back), values(!back)))
+    });
+    containers.collect::<Vec<_>>().join(", ")
 }
 
 /// One value as it was set, or as it was before; absent ones as `-`.

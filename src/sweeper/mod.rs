@@ -1,16 +1,18 @@
-//! The sweeper: ends boosts. Only the leader runs it, for one term at a time.
+//! The sweeper: ends boosts, and makes those of pods that run already. Only the leader runs it, for one term at a time.
 //!
 //! It looks at each claim when the pod changes and when its boost is due, asks [`decide`] what to do, and does it. Orphans
 //! of an earlier leader are not a special case: a term begins by looking at every claim, the most overdue first.
 
 mod events;
+mod missed;
+mod raise;
 mod scan;
 mod step;
 mod tally;
 mod term;
 pub(crate) mod write;
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -19,14 +21,16 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::term::Term;
-pub use self::{events::Events, tally::Tally, write::Writer};
+pub use self::{events::Events, missed::Missed, tally::Tally, write::Writer};
 use crate::{
     api::{Pod, PodSpec},
     boosts::Boosts,
     claims::Claims,
     clock::Clock,
     domain::{
-        end::EndSettings,
+        admission::Settings,
+        raise::{self as raises, Raise},
+        reason::Reason,
         revert::{Decision, Leave, decide},
         witness,
     },
@@ -49,7 +53,9 @@ pub struct Sweeper {
     /// The LimitRanges.
     pub snapshots: Arc<Snapshots>,
     /// What the flags say.
-    pub settings: EndSettings,
+    pub settings: Settings,
+    /// Finds pods that admission has missed, where they are boosted (`--boost-missed-pods`).
+    pub missed: Option<Missed>,
     /// The wall clock, against which the API server's timestamps are read.
     pub clock: Clock,
     /// Counts boosted containers.
@@ -64,7 +70,10 @@ impl Sweeper {
     /// Leads until the term ends. Writes that are under way then end first; each has a deadline.
     pub async fn lead(self, term: CancellationToken) {
         let caches = async {
-            let known = || self.boosts.synced() && self.snapshots.limit_ranges("").is_some();
+            let known = || match self.missed {
+                None => self.boosts.synced() && self.snapshots.limit_ranges("").is_some(),
+                Some(_) => self.snapshots.missing().is_empty(),
+            };
             let _ = timeout(CACHES_PATIENCE, synced(known)).await;
             synced(|| self.claims.synced()).await;
         };
@@ -75,12 +84,21 @@ impl Sweeper {
         self.claims.follow();
         let (claims, tally) = (Arc::clone(&self.claims), Arc::clone(&self.tally));
         let (found, lost) = mpsc::channel(scan::QUEUE);
-        let writer = self.writer.clone();
-        let work = Term::new(self).run(lost, &term);
+        let (missing, late) = mpsc::unbounded_channel();
+        let (finder, missed) = (self.clone(), self.missed.clone());
+        // On the heap: hardly anybody has it, and it is large.
+        let finding = Box::pin(async {
+            match &missed {
+                Some(missed) => missed::watch(&finder, missed, &missing).await,
+                None => pending().await,
+            }
+        });
+        let work = Term::new(self).run(lost, late, &term);
         tokio::select! {
             () = work => {}
-            // It never ends before the term.
-            () = scan::scan(&writer, &found) => {}
+            // These never end before the term.
+            () = scan::scan(&finder, &found) => {}
+            () = finding => {}
         }
         claims.unfollow();
         tally.clear();
@@ -92,14 +110,35 @@ impl Sweeper {
         let policy = index.as_ref().and_then(|index| index.of_pod(pod));
         let policy = policy.map(Arc::as_ref);
         let now = self.clock.now();
-        let decision = decide(pod, policy, self.settings, now);
+        let settings = self.settings.end;
+        let decision = decide(pod, policy, settings, now);
         match (&decision, template) {
             (Decision::Leave(Leave::Unreadable(_)), Some(template)) => {
-                let repaired = witness::repair(pod, template, policy, self.settings, now);
-                repaired.map_or(decision, |pod| decide(&pod, policy, self.settings, now))
+                let repaired = witness::repair(pod, template, policy, settings, now);
+                repaired.map_or(decision, |pod| decide(&pod, policy, settings, now))
             }
             _ => decision,
         }
+    }
+
+    /// The boost of containers that have restarted; `None` until all is known that bounds it. The pod is as it was read: the
+    /// claims' cache has no labels.
+    fn again(&self, pod: &Pod, restarted: &[String]) -> Option<Result<Raise, Reason>> {
+        let snapshot = self.snapshots.reader().load_full()?;
+        Some(raises::again(
+            &snapshot,
+            self.settings,
+            pod,
+            restarted,
+            self.clock.now(),
+        ))
+    }
+
+    /// The boost of a pod that admission has missed, where it has and that is asked for.
+    fn missed(&self, pod: &Pod) -> Option<Raise> {
+        let own = &self.missed.as_ref()?.namespace;
+        let snapshot = self.snapshots.reader().load_full()?;
+        raises::missed(&snapshot, self.settings, pod, own, self.clock.now())
     }
 
     /// Whether a resize of the pod has to be tried first. Where the LimitRanges are not known, it has.

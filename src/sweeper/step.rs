@@ -4,11 +4,17 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::{Sweeper, write::Checked};
+use super::{
+    Sweeper,
+    raise::{Raised, carry_out},
+    write::Checked,
+};
 use crate::{
     api::{Pod, PodSpec},
     domain::{
         failure::Failure,
+        raise,
+        record::Cause,
         revert::{Decision, Finish, Leave, Revert},
     },
 };
@@ -21,7 +27,7 @@ const LOOKS: u32 = 3;
 pub(super) enum Task {
     /// Decide and write; where the cache is not to be believed, read first.
     Act { read: bool },
-    /// Its label has gone, or was never seen: read whether its boost is in force all the same.
+    /// Its label has gone, or was never seen: read whether its boost is in force all the same, or admission has missed it.
     Check,
 }
 
@@ -84,11 +90,28 @@ async fn check(sweeper: &Sweeper, pod: &Pod) -> Step {
     match sweeper.writer.read(pod).await {
         Err(failure) => Step::Failed(failure),
         Ok(pod) => match sweeper.decide(&pod, None) {
-            Decision::Leave(Leave::NotBoosted | Leave::Terminating) => Step::NotBoosted,
+            Decision::Leave(Leave::NotBoosted) => late(sweeper, pod).await,
+            Decision::Leave(Leave::Terminating) => Step::NotBoosted,
             // Without claim and record there is nothing to go by.
             Decision::Leave(Leave::Unreadable(_)) if pod.claim().is_none() => Step::NotBoosted,
             _ => Step::Stray(Arc::new(pod)),
         },
+    }
+}
+
+/// Boosts a pod without marks, where admission has missed it. What is refused is not tried again.
+async fn late(sweeper: &Sweeper, pod: Pod) -> Step {
+    let Some(raise) = sweeper.missed(&pod) else {
+        return Step::NotBoosted;
+    };
+    match carry_out(sweeper, &pod, &raise).await {
+        Ok(Raised::Claimed(pod)) => Step::Stray(Arc::from(pod)),
+        Ok(Raised::Refused(why)) => {
+            let events = &sweeper.events;
+            events.not_raised(&pod, raise.cause, why.as_str(), why.text());
+            Step::NotBoosted
+        }
+        Err(failure) => Step::Failed(failure),
     }
 }
 
@@ -108,6 +131,12 @@ impl Progress<'_> {
                 _ if term.is_cancelled() => return self.done(),
                 Decision::Revert(revert) if self.resized.is_empty() => self.resize(&revert).await,
                 Decision::Finish(finish) => self.finish(&finish).await,
+                // The cache does not have all that a raise goes by.
+                Decision::Raise(_) if self.fresh.is_none() => {
+                    read = true;
+                    continue;
+                }
+                Decision::Raise(restarted) => self.raise(&restarted).await,
                 Decision::Leave(Leave::Unreadable(_)) if self.template.is_none() => {
                     match self.sweeper.writer.template(pod).await {
                         Ok(Some(template)) => self.template = Some(Arc::new(template)),
@@ -185,12 +214,48 @@ impl Progress<'_> {
         let written = sweeper.writer.finish(pod, finish).await;
         sweeper.metrics.finished(finish, written.as_ref().err());
         if written.is_ok() {
-            self.finished = true;
+            self.finished = !finish.keeps_claim;
             sweeper.events.ended(pod, finish);
             let meta = &pod.metadata;
             let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
             let by = finish.ended.as_ref().map(|(_, by)| by.as_str());
             tracing::info!(namespace, name, by, "a boost has ended");
+        }
+        written
+    }
+
+    /// Boosts containers that have restarted.
+    async fn raise(&mut self, restarted: &[String]) -> Result<Pod, Failure> {
+        let sweeper = self.sweeper;
+        let pod = self.fresh.as_ref().unwrap_or(self.cached);
+        let raise = match sweeper.again(pod, restarted) {
+            Some(Ok(raise)) => raise,
+            Some(Err(reason)) => {
+                sweeper.metrics.raised(Cause::Restart, reason.as_str());
+                return self.give_up(reason.as_str(), reason.sentence()).await;
+            }
+            None => {
+                let unread = "what bounds a boost has not been read yet";
+                return Err(Failure::Transient(unread.to_owned()));
+            }
+        };
+        match carry_out(sweeper, pod, &raise).await? {
+            Raised::Claimed(pod) => Ok(*pod),
+            Raised::Refused(why) => self.give_up(why.as_str(), why.text()).await,
+        }
+    }
+
+    /// Remembers in the record that these restarts were not worth a boost, so that the next look does not try again.
+    async fn give_up(&self, reason: &str, text: &str) -> Result<Pod, Failure> {
+        let sweeper = self.sweeper;
+        let pod = self.fresh.as_ref().unwrap_or(self.cached);
+        let written = match raise::given_up(pod) {
+            Some(record) => sweeper.writer.record(pod, &record).await,
+            // Without a claim there is nothing to remember.
+            None => sweeper.writer.finish(pod, &Finish::claim_only()).await,
+        };
+        if written.is_ok() {
+            sweeper.events.not_raised(pod, Cause::Restart, reason, text);
         }
         written
     }

@@ -156,10 +156,12 @@ impl Term {
         }
     }
 
-    /// Works until the term ends. `found` are pods that have lost their label while nobody watched.
+    /// Works until the term ends. `found` are pods that have lost their label while nobody watched, `late` those that admission
+    /// has missed.
     pub(super) async fn run(
         mut self,
         mut found: mpsc::Receiver<Arc<Pod>>,
+        mut late: mpsc::UnboundedReceiver<Arc<Pod>>,
         term: &CancellationToken,
     ) {
         let mut boosts = self.sweeper.boosts.specs();
@@ -182,6 +184,7 @@ impl Term {
                 changed = claims.changes() => changed.iter().for_each(|uid| self.look(uid)),
                 Ok(()) = boosts.changed() => self.look_at_all(),
                 Some(pod) = found.recv() => self.found(pod),
+                Some(pod) = late.recv() => self.found(pod),
                 () = sleep_until(next_look.unwrap_or_else(Instant::now)), if next_look.is_some() => self.look_at_due(),
             }
             self.act(term);
@@ -207,7 +210,7 @@ impl Term {
         }
     }
 
-    /// A pod without a claim that may be boosted all the same.
+    /// A pod without a claim that may be boosted all the same, or should be.
     fn found(&mut self, pod: Arc<Pod>) {
         let uid = uid(&pod);
         if self.claims.contains_key(&uid) {
@@ -337,7 +340,13 @@ impl Term {
         claim.pause = Some(Instant::now() + pause);
         // Nobody knows whether the write happened.
         claim.read = true;
-        if !failure.may_pass() || claim.failures >= LASTING {
+        // Where there is no boost, nothing keeps one from ending.
+        let decision = self.sweeper.decide(&claim.pod, claim.template.as_deref());
+        let is_raise = matches!(
+            decision,
+            Decision::Raise(_) | Decision::Leave(Leave::NotBoosted)
+        );
+        if !is_raise && (!failure.may_pass() || claim.failures >= LASTING) {
             say(&self.sweeper, claim, failure.as_str(), failure.text());
         }
     }
@@ -375,6 +384,10 @@ fn next(sweeper: &Sweeper, claim: &mut Claim, has_claim: bool) -> Next {
         },
         // Behind all that were due before: their CPU is still lent, here only the marks are left.
         Decision::Finish(_) => act(claim, wall),
+        Decision::Raise(_) => {
+            rest(sweeper, claim);
+            act(claim, wall)
+        }
         Decision::Wait(until) => {
             let wait = |until: DateTime<Utc>| (until - wall).to_std().unwrap_or_default();
             until.map_or(Next::Idle, |until| {
@@ -388,6 +401,10 @@ fn next(sweeper: &Sweeper, claim: &mut Claim, has_claim: bool) -> Next {
             Next::Idle
         }
         Decision::Leave(Leave::Unreadable(problem)) => unreadable(sweeper, claim, &problem, now),
+        Decision::Leave(Leave::Ended) => {
+            rest(sweeper, claim);
+            Next::Idle
+        }
         Decision::Leave(Leave::NotBoosted) if !has_claim => Next::Forget,
         Decision::Leave(Leave::NotBoosted | Leave::Terminating) => Next::Idle,
     };
@@ -397,6 +414,13 @@ fn next(sweeper: &Sweeper, claim: &mut Claim, has_claim: bool) -> Next {
         (Next::Look(at), Some(read)) => Next::Look(at.min(read + STRAY_PAUSE)),
         (next, _) => next,
     }
+}
+
+/// A boost has ended and the claim stays: what was remembered of it means nothing for the next.
+fn rest(sweeper: &Sweeper, claim: &mut Claim) {
+    sweeper.tally.remove(&uid(&claim.pod));
+    (claim.resized, claim.repeats) = (BTreeSet::new(), 0);
+    (claim.next_resize, claim.said) = (None, None);
 }
 
 /// A pod whose label goes with it.

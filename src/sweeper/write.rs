@@ -1,4 +1,4 @@
-//! The two writes of a boost's end, and the read between them: with a deadline, and what a failure means.
+//! The two writes of a boost's end, the read between them, and the two of a raise: with a deadline, and what a failure means.
 
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use crate::{
     domain::{
         failure::Failure,
         patch,
+        raise::Raise,
         record::Record,
-        revert::{Finish, Revert},
+        revert::{ContainerRevert, Finish, Revert},
     },
     error::Chain,
 };
@@ -96,12 +97,57 @@ impl Writer {
         within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
     }
 
+    /// Writes claim and record of a raise.
+    ///
+    /// # Errors
+    /// As classified.
+    pub(crate) async fn claim(&self, pod: &Pod, raise: &Raise) -> Result<Pod, Failure> {
+        let body: Patch<Value> = Patch::Merge(patch::claim(pod, raise));
+        within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
+    }
+
+    /// Raises. The answer is the pod as it is now.
+    ///
+    /// # Errors
+    /// As classified.
+    pub(crate) async fn raise(&self, pod: &Pod, raise: &Raise) -> Result<Pod, Failure> {
+        let body = Patch::Strategic(patch::raise(pod, raise));
+        within_deadline(
+            self.pods(pod)
+                .patch_subresource("resize", name(pod), &params(), &body),
+        )
+        .await
+    }
+
     /// Sends the resize as a dry run, and looks whether it would change anything but our CPU values: on a resize the API
     /// server adds LimitRange defaults to every container of the pod, also a memory limit to a running process.
     ///
     /// # Errors
     /// [`Failure::LimitRangeDefaults`] where it would.
     pub(crate) async fn rehearse(&self, pod: &Pod, revert: &Revert) -> Result<Checked, Failure> {
+        let body = patch::resize(pod, revert);
+        self.rehearse_body(pod, body, &revert.containers).await
+    }
+
+    /// The same for a raise, which is always tried first: what is refused must leave no record behind.
+    ///
+    /// # Errors
+    /// Whatever refuses it.
+    pub(crate) async fn rehearse_raise(
+        &self,
+        pod: &Pod,
+        raise: &Raise,
+    ) -> Result<Checked, Failure> {
+        let body = patch::raise(pod, raise);
+        self.rehearse_body(pod, body, &raise.containers).await
+    }
+
+    async fn rehearse_body(
+        &self,
+        pod: &Pod,
+        body: Value,
+        containers: &[ContainerRevert],
+    ) -> Result<Checked, Failure> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let resource = ApiResource::erase::<Pod>(&());
         let api: Api<DynamicObject> =
@@ -113,14 +159,14 @@ impl Writer {
         if stored.metadata.resource_version != pod.metadata.resource_version {
             return Err(Failure::Conflict);
         }
-        let body = Patch::Strategic(patch::resize(pod, revert));
+        let body = Patch::Strategic(body);
         let dry_run = PatchParams {
             dry_run: true,
             ..params()
         };
         let resize = api.patch_subresource("resize", name(pod), &dry_run, &body);
         match within_deadline(resize).await {
-            Ok(answer) => match patch::beyond_cpu(&stored.data, &answer.data, revert) {
+            Ok(answer) => match patch::beyond_cpu(&stored.data, &answer.data, containers) {
                 None => Ok(Checked),
                 Some(surplus) => Err(Failure::LimitRangeDefaults(surplus)),
             },

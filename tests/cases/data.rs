@@ -436,6 +436,9 @@ pub struct Look {
     pub scheduled: Option<String>,
     /// Since when Ready is True.
     pub ready: Option<String>,
+    /// A container that has died and runs again since then; `app unseen`: so fast that the kubelet never said that the pod is
+    /// not Ready.
+    pub restarted: Option<String>,
     /// The pod's phase.
     pub phase: Option<String>,
     /// Our label: `removed`, or another value.
@@ -463,6 +466,9 @@ pub struct Look {
     pub quotas: Vec<QuotaNote>,
     /// That many pods like it are created, and boosted.
     pub more: u32,
+
+    /// What the API server answers to the dry run of a raise.
+    pub refuses: Option<String>,
 
     /// The right decisions, one after another; the writes among them succeed.
     pub then: Many<String>,

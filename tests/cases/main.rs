@@ -1,4 +1,4 @@
-//! The cases: inputs with right answers, as data in `a.yaml` to `f.yaml`, and the layers that execute them.
+//! The cases: inputs with right answers, as data in `a.yaml` to `g.yaml`, and the layers that execute them.
 //!
 //! Each case is one test per layer, named like `pure::B1`. A case says which layers must execute it; when all tests were
 //! asked for and one of those didn't run, the whole run fails. What was executed stands in a table at the end.

@@ -391,6 +391,10 @@ pub enum Then {
     Finish(Option<String>),
     /// The claim is dropped; the record says already that the boost has ended.
     DropClaim,
+    /// The first write of a raise: the claim, and an Active record of these values.
+    Claim(String),
+    /// The record remembers restarts, and nothing else is written.
+    GiveUp,
     /// The resize is watched: nothing is written.
     Watch(Option<String>),
     /// The pod is left alone, for this reason where the case says.
@@ -419,6 +423,8 @@ impl Then {
             ("resize", rest) => Self::Resize(containers(rest)?),
             ("finish", _) => Self::Finish(argument),
             ("drop", "claim") => Self::DropClaim,
+            ("claim", rest) => Self::Claim(rest.to_owned()),
+            ("give", "up") => Self::GiveUp,
             ("watch", _) => Self::Watch(argument),
             ("leave", _) => Self::Leave(argument),
             ("forget", "") => Self::Forget,

@@ -19,6 +19,7 @@ use headstart::{
         qos::{QosClass, qos_class},
         quantity::MilliCpu,
         quota::Quota,
+        raise::{self, Raise},
         record::{LoanValue, Record},
         revert::{self, Decision, Leave, Pending},
         snapshot::{BoostIndex, Snapshot},
@@ -348,11 +349,8 @@ pub fn settings(admit: &Admit) -> anyhow::Result<Settings> {
     Ok(settings)
 }
 
-pub fn end_settings(flags: &BTreeMap<String, String>) -> anyhow::Result<EndSettings> {
-    Ok(self::flags(flags)?.end)
-}
-
-fn flags(flags: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
+/// The same of a life.
+pub fn flags(flags: &BTreeMap<String, String>) -> anyhow::Result<Settings> {
     #[derive(clap::Parser)]
     struct Flags {
         #[command(flatten)]
@@ -488,9 +486,9 @@ fn check_stored(cases: &Cases, stored: &Stored) -> anyhow::Result<()> {
 /// Looks at a boosted pod again and again; the writes that are decided are compared and done.
 fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
     let mut world = World::begin(cases, id, life)?;
-    let settings = end_settings(&life.flags)?;
+    let settings = flags(&life.flags)?.end;
     let template = life.template.as_deref();
-    let mut failure = None;
+    let (mut failure, mut raise) = (None, None);
     for look in &life.looks {
         world.change(look)?;
         let mut bodies = Vec::new();
@@ -505,7 +503,17 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
                 );
                 continue;
             }
+            if let (Some(raise), [Then::Resize(containers)]) = (raise.take(), &alternatives[..]) {
+                let pod: Pod = serde_json::from_value(world.pod.clone())?;
+                let wanted = world.resize_body(containers);
+                same_body(&patch::raise(&pod, &raise), &wanted)?;
+                world.resize(&wanted);
+                continue;
+            }
             let decision = decide(&world, settings, template)?;
+            if let (Decision::Raise(restarted), None) = (&decision, &look.refuses) {
+                raise = again(cases, id, life, &world, restarted)?;
+            }
             let context = || format!("at {}: {decision:?}, expected: {text}", rfc3339(world.now));
             let matched = alternatives
                 .iter()
@@ -514,7 +522,8 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
             if let (Some(due), Decision::Revert(revert)) = (&look.due, &decision) {
                 ensure!(revert.due.at == time(due)?, "due at {}", revert.due.at);
             }
-            let (got, wanted) = bodies_of(&world, matched, &decision).with_context(context)?;
+            let (got, wanted) =
+                bodies_of(&world, matched, &decision, raise.as_ref()).with_context(context)?;
             bodies.extend(got.iter().map(ToString::to_string));
             if let Some((got, wanted)) = got.zip(wanted) {
                 same_body(&got, &wanted).with_context(context)?;
@@ -600,6 +609,20 @@ fn decide(
     Ok(revert::decide(&repaired, policy, settings, world.now))
 }
 
+/// The boost of containers that have restarted, if there is one.
+fn again(
+    cases: &Cases,
+    id: Id,
+    life: &Life,
+    world: &World,
+    restarted: &[String],
+) -> anyhow::Result<Option<Raise>> {
+    let admit = world::admitted(cases, id, life)?;
+    let pod: Pod = serde_json::from_value(world.pod.clone())?;
+    let (snapshot, settings) = (snapshot(&admit, world.boosts.iter())?, settings(&admit)?);
+    Ok(raise::again(&snapshot, settings, &pod, restarted, world.now).ok())
+}
+
 /// Whether a decision is the expected one; bodies apart.
 fn is_it(then: &Then, decision: &Decision) -> bool {
     match (then, decision) {
@@ -607,6 +630,7 @@ fn is_it(then: &Then, decision: &Decision) -> bool {
         | (Then::Wait(None), Decision::Wait(_))
         | (Then::Watch(None), Decision::Watch(_))
         | (Then::Leave(None), Decision::Leave(_))
+        | (Then::Claim(_) | Then::GiveUp, Decision::Raise(_))
         | (Then::Resize(_), Decision::Revert(_)) => true,
         (Then::Wait(until @ Some(_)), Decision::Wait(at)) => until == at,
         (Then::Finish(by), Decision::Finish(finish)) => match (&finish.ended, by) {
@@ -626,6 +650,7 @@ fn is_it(then: &Then, decision: &Decision) -> bool {
         (Then::Leave(Some(why)), Decision::Leave(leave)) => {
             let word = match leave {
                 Leave::NotBoosted => "NotBoosted",
+                Leave::Ended => "Ended",
                 Leave::Terminating => "Terminating",
                 Leave::Unreadable(_) => "Unreadable",
             };
@@ -640,6 +665,7 @@ fn bodies_of(
     world: &World,
     then: &Then,
     decision: &Decision,
+    raise: Option<&Raise>,
 ) -> anyhow::Result<(Option<Value>, Option<Value>)> {
     let pod: Pod = serde_json::from_value(world.pod.clone())?;
     let (got, wanted) = match (then, decision) {
@@ -653,6 +679,15 @@ fn bodies_of(
         }
         (Then::DropClaim, Decision::Finish(finish)) => {
             (patch::finish(&pod, finish), world.drop_claim_body())
+        }
+        (Then::Claim(values), _) => {
+            let raise = raise.context("it is not boosted again")?;
+            (patch::claim(&pod, raise), world.claim_body(values)?)
+        }
+        (Then::GiveUp, _) => {
+            ensure!(raise.is_none(), "it is boosted again: {raise:?}");
+            let record = raise::given_up(&pod).context("its record can't be read")?;
+            (patch::record(&pod, &record), world.give_up_body()?)
         }
         _ => return Ok((None, None)),
     };

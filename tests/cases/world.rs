@@ -410,6 +410,10 @@ pub struct World {
     first: Vec<Boost>,
     /// The record that can be made again from what the owner's template says.
     repairable: Option<Value>,
+    /// How the pod was created.
+    admit: Admit,
+    /// Whether `--boost-on-restart` is set.
+    on_restart: bool,
     /// The boost that a write of ours would be about.
     policies: String,
     versions: u32,
@@ -453,7 +457,12 @@ impl World {
             first: boosts.clone(),
             boosts,
             now: at,
+            on_restart: life
+                .flags
+                .get("boost-on-restart")
+                .is_some_and(|flag| flag == "true"),
             policies: admit.boost.clone().unwrap_or_default(),
+            admit,
             versions: 1,
         };
         world.schedule(SCHEDULED)?;
@@ -478,6 +487,9 @@ impl World {
                 &json!({"status": {"conditions": [condition("ContainersReady"), condition("Ready")]}}),
             );
             merge(&mut self.pod, &statuses);
+        }
+        if let Some(restarted) = &look.restarted {
+            self.restart(restarted)?;
         }
         if let Some(phase) = &look.phase {
             merge(&mut self.pod, &json!({"status": {"phase": phase}}));
@@ -592,6 +604,79 @@ impl World {
         Ok(())
     }
 
+    /// A container dies, and runs again at once.
+    fn restart(&mut self, restarted: &str) -> anyhow::Result<()> {
+        let (name, seen) = restarted
+            .split_once(' ')
+            .map_or((restarted, true), |(name, rest)| (name, rest != "unseen"));
+        let since = rfc3339(self.now);
+        let lists = ["containerStatuses", "initContainerStatuses"];
+        let statuses = lists
+            .iter()
+            .filter_map(|list| self.pod["status"][*list].as_array());
+        let mut statuses = statuses.flatten();
+        let status = statuses.find(|status| status["name"] == name);
+        let count = status.context("it has no status")?["restartCount"].as_i64();
+        let mut change = self.statuses(|_| json!({}));
+        for list in lists {
+            for status in change["status"][list].as_array_mut().into_iter().flatten() {
+                if status["name"] == name {
+                    *status = json!({
+                        "name": name,
+                        "ready": false,
+                        "started": false,
+                        "restartCount": count.unwrap_or(0) + 1,
+                        "state": {"running": {"startedAt": since}},
+                    });
+                }
+            }
+        }
+        merge(&mut self.pod, &change);
+        let conditions = self.pod["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten();
+        let was_ready = |kind| {
+            conditions
+                .clone()
+                .any(|it| it["type"] == kind && it["status"] == "True")
+        };
+        let lost = ["ContainersReady", "Ready"]
+            .into_iter()
+            .filter(|kind| seen && was_ready(*kind));
+        let lost =
+            lost.map(|kind| json!({"type": kind, "status": "False", "lastTransitionTime": since}));
+        let lost: Vec<Value> = lost.collect();
+        if !lost.is_empty() {
+            merge(&mut self.pod, &json!({"status": {"conditions": lost}}));
+        }
+        Ok(())
+    }
+
+    /// How often containers have restarted, where they have.
+    fn restarts(&self) -> Value {
+        let lists = ["containerStatuses", "initContainerStatuses"];
+        let statuses = lists
+            .iter()
+            .filter_map(|list| self.pod["status"][*list].as_array());
+        let restarted = statuses
+            .flatten()
+            .filter(|status| status["restartCount"] != 0);
+        let restarted = restarted.filter_map(|status| {
+            Some((
+                status["name"].as_str()?.to_owned(),
+                status["restartCount"].clone(),
+            ))
+        });
+        restarted.collect::<Map<_, _>>().into()
+    }
+
+    /// Whether the claim outlives the boost.
+    fn keeps_claim(&self) -> bool {
+        let b = self.boosts.iter().find(|boost| boost.name == "b");
+        self.on_restart || b.is_some_and(|b| b.object["spec"]["boostOnRestart"] == true)
+    }
+
     /// A change of every container's status.
     fn statuses(&self, status: impl Fn(&Value) -> Value) -> Value {
         let list = |list: &str| {
@@ -681,8 +766,39 @@ impl World {
         record["endedTimestamp"] = json!(rfc3339(self.now));
         record["endedBy"] = json!(by);
         let mut body = self.drop_claim_body();
+        if self.keeps_claim() && by != "Terminated" {
+            record["restarts"] = self.restarts();
+            body = json!({"metadata": self.preconditions()});
+        }
         body["metadata"]["annotations"] = json!({KEY: record.to_string()});
         Ok(body)
+    }
+
+    /// The body of the first write of a raise to these values.
+    pub fn claim_body(&self, values: &str) -> anyhow::Result<Value> {
+        let admit = Admit {
+            answer: values.to_owned(),
+            init: None,
+            set: None,
+            ..self.admit.clone()
+        };
+        let mut record = record(&admit, &self.boosts, &self.pod, self.now)?;
+        record["cause"] = json!("Restart");
+        record["restarts"] = self.restarts();
+        let mut metadata = self.preconditions();
+        metadata["labels"] = json!({KEY: "b"});
+        metadata["annotations"] = json!({KEY: record.to_string()});
+        Ok(json!({"metadata": metadata}))
+    }
+
+    /// The body that remembers restarts for which there is no boost.
+    pub fn give_up_body(&self) -> anyhow::Result<Value> {
+        let text = record_text(&self.pod).context("there is no record")?;
+        let mut record: Value = serde_json::from_str(text)?;
+        record["restarts"] = self.restarts();
+        let mut metadata = self.preconditions();
+        metadata["annotations"] = json!({KEY: record.to_string()});
+        Ok(json!({"metadata": metadata}))
     }
 
     /// The body that only drops the claim.

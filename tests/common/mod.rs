@@ -11,13 +11,13 @@ use headstart::{
     certs::{self, Bundle, Certs, Lifetimes},
     claims::Claims,
     clock::Clock,
-    domain::end::EndSettings,
+    domain::admission::Settings,
     lease::{Elector, Params},
     metrics::Metrics,
     snapshots::Snapshots,
     status::Reporter,
-    surroundings::keep_limit_ranges,
-    sweeper::{Events, Sweeper, Tally, Writer},
+    surroundings::{keep_limit_ranges, keep_namespaces, keep_nodes, keep_quotas},
+    sweeper::{Events, Missed, Sweeper, Tally, Writer},
 };
 use kube::Api;
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
@@ -277,6 +277,10 @@ pub(crate) struct Replica {
     pub(crate) claims: Arc<Claims>,
     pub(crate) tally: Arc<Tally>,
     pub(crate) metrics: Arc<Metrics>,
+    /// What its flags say.
+    pub(crate) settings: Settings,
+    /// Whether it boosts pods that admission has missed.
+    pub(crate) missed: bool,
     tasks: JoinSet<()>,
 }
 
@@ -298,7 +302,14 @@ impl Replica {
         let (kept, client) = (Arc::clone(&claims), server.client(name));
         tasks.spawn(async move { kept.keep(client).await });
         let (kept, client) = (Arc::clone(&snapshots), server.client(name));
-        tasks.spawn(async move { keep_limit_ranges(client, &kept).await });
+        tasks.spawn(async move {
+            tokio::join!(
+                keep_namespaces(client.clone(), &kept),
+                keep_limit_ranges(client.clone(), &kept),
+                keep_quotas(client.clone(), &kept),
+                keep_nodes(client, &kept),
+            );
+        });
         let metrics = Arc::<Metrics>::default();
         let events = Arc::new(Events::new(
             server.client(name),
@@ -317,6 +328,8 @@ impl Replica {
             claims,
             tally: Arc::default(),
             metrics,
+            settings: Settings::default(),
+            missed: false,
             tasks,
         }
     }
@@ -328,7 +341,11 @@ impl Replica {
             claims: Arc::clone(&self.claims),
             boosts: Arc::clone(&self.boosts),
             snapshots: Arc::clone(&self.snapshots),
-            settings: EndSettings::default(),
+            settings: self.settings,
+            missed: self.missed.then(|| Missed {
+                client: self.server.client(&self.name),
+                namespace: NS.to_owned() + "-own",
+            }),
             clock: clock(&self.server),
             tally: Arc::clone(&self.tally),
             events: Arc::clone(&self.events),
@@ -351,9 +368,10 @@ impl Replica {
     pub(crate) fn lead_and_report(&self) -> Term {
         let token = CancellationToken::new();
         let (sweeper, reporter) = (self.sweeper(), self.reporter());
-        let (term, metrics) = (token.clone(), Arc::clone(&self.metrics));
+        let (term, leading) = (token.clone(), self.metrics.lead());
         let work = tokio::spawn(async move {
-            let _leading = metrics.lead();
+            // Which of the two ends first is nobody's business: the series go with the term.
+            let _leading = leading;
             tokio::join!(sweeper.lead(term.clone()), reporter.lead(term));
         });
         Term {

@@ -14,7 +14,7 @@ use headstart::{
         admission::{Outcome, Settings, admit},
         cpu::Cpu,
         end::EndSettings,
-        patch,
+        patch, raise,
         reason::Reason,
         record::{BoostRef, MAX_BYTES, Record, Set},
         revert::{Decision, decide},
@@ -105,17 +105,21 @@ fn reverted(boosted: &Value, settings: Settings) -> Result<Value, TestCaseError>
     let Decision::Revert(revert) = decide(&typed, None, settings.end, due) else {
         return Err(TestCaseError::fail("it is not reverted when it is due"));
     };
-    let body = patch::resize(&typed, &revert);
-    let mut back = boosted.clone();
+    Ok(merged(boosted, &patch::resize(&typed, &revert)))
+}
+
+/// The pod after a resize with this body.
+fn merged(pod: &Value, body: &Value) -> Value {
+    let mut after = pod.clone();
     for list in ["containers", "initContainers"] {
         for entry in body["spec"][list].as_array().into_iter().flatten() {
-            let containers = back["spec"][list].as_array_mut().expect("a list");
+            let containers = after["spec"][list].as_array_mut().expect("a list");
             let mut containers = containers.iter_mut();
             let container = containers.find(|container| container["name"] == entry["name"]);
             json_patch::merge(container.expect("one of the pod's"), entry);
         }
     }
-    Ok(back)
+    after
 }
 
 fn running(pod: &Value) -> Pod {
@@ -212,6 +216,34 @@ proptest! {
         };
         let body = patch::finish(&running(&back), &finish);
         prop_assert_eq!(&body["metadata"]["labels"][BOOST_KEY], &Value::Null);
+    }
+
+    /// After a restart, or late: of a pod that runs.
+    #[test]
+    fn a_raise_and_its_revert_are_the_identity(scene in scene()) {
+        let mut sent = scene.pod.clone();
+        // Null, and missing maps, are for reviews: what the API server has stored has none.
+        sent["metadata"] = json!({"namespace": NS, "name": "p", "labels": scene.pod["metadata"]["labels"],
+            "creationTimestamp": now().to_rfc3339()});
+        if naive::valid(&sent).is_err() {
+            return Ok(());
+        }
+        let pod = running(&sent);
+        let Some(raise) = raise::missed(&scene.snapshot(), scene.settings, &pod, "own", now()) else {
+            return Ok(());
+        };
+        let raised = merged(&sent, &patch::raise(&pod, &raise));
+        for (old, new) in cpus(&sent).iter().zip(cpus(&raised)) {
+            prop_assert!(new.request >= old.request && new.limit >= old.limit, "{:?} to {:?}", old, new);
+            prop_assert_eq!((new.request.is_some(), new.limit.is_some()), (old.request.is_some(), old.limit.is_some()));
+        }
+        prop_assert_eq!(naive::class(&sent), naive::class(&raised));
+        prop_assert_eq!(naive::valid(&raised), Ok(()));
+        let mut claimed = raised.clone();
+        json_patch::merge(&mut claimed["metadata"], &patch::claim(&pod, &raise)["metadata"]);
+        let back = reverted(&claimed, scene.settings)?;
+        prop_assert_eq!(cpus(&sent), cpus(&back));
+        prop_assert_eq!(rest(&sent), rest(&back));
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) enum Invariant {
     Valid,
     /// A raise has 30 s from its record to its resize.
     Grace,
+    /// A restart is boosted once.
+    Again,
 }
 
 /// A rule that was broken, and by what.
@@ -89,8 +91,15 @@ pub(crate) fn broken(
     );
     check(
         Invariant::Record,
-        !is_reverted(before) || before.record == after.record,
+        !is_reverted(before)
+            || before.record == after.record
+            || scene.restarts && write.purpose == Purpose::Claim,
         "a Reverted record is written again",
+    );
+    check(
+        Invariant::Again,
+        after.ghost.raises <= 1,
+        "a restart is boosted twice",
     );
     if write.purpose == Purpose::Revert {
         revert(scene, write, before, after, &mut check);
@@ -197,7 +206,9 @@ pub(crate) fn unended(scene: &Scene, pod: &Stored) -> Option<String> {
         Some(record) if record.state == State::Active => {
             return Some("the record is Active".to_owned());
         }
-        Some(_) if pod.claim.is_some() => return Some("the claim is there".to_owned()),
+        Some(_) if pod.claim.is_some() && !scene.restarts => {
+            return Some("the claim is there".to_owned());
+        }
         // What somebody else has written in it goes for it.
         Some(_) if pod.ghost.record == RecordBy::Tenant => return None,
         None | Some(_) => {}

@@ -1,17 +1,19 @@
 //! What a leader writes: decided by the domain, or by a domain with a fault.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use headstart::{
     api::{BOOST_KEY, Pod},
     domain::{
+        admission::Settings,
         end::{EndSettings, EndedBy, MONTH_SECONDS},
         patch,
         quantity::MilliCpu,
+        raise,
         record::Record,
         revert::{ContainerRevert, Decision, Finish, Leave, Revert, decide, decide_now},
-        snapshot::BoostIndex,
+        snapshot::{BoostIndex, Snapshot},
         witness,
     },
 };
@@ -112,7 +114,8 @@ pub(crate) struct Leader<'a> {
 impl Leader<'_> {
     /// What it writes now, if anything, and whether it is to remember the copy afterwards.
     pub(crate) fn write(&self) -> Option<(Write, bool)> {
-        let (purpose, mut body, remember) = self.raise().or_else(|| self.end())?;
+        let raise = self.raise().or_else(|| self.raise_again());
+        let (purpose, mut body, remember) = raise.or_else(|| self.end())?;
         let without = match self.mutation {
             Mutation::NoVersion => Some("resourceVersion"),
             Mutation::NoUid => Some("uid"),
@@ -158,6 +161,31 @@ impl Leader<'_> {
         self.scene
             .missed
             .then(|| (purpose, self.raise_body(purpose), remember))
+    }
+
+    /// The same after a restart, as the domain decides.
+    fn raise_again(&self) -> Option<(Purpose, Value, bool)> {
+        if !self.scene.restarts {
+            return None;
+        }
+        let pod = self.memory.unwrap_or(self.seen).read(self.scene);
+        let Decision::Raise(restarted) = self.decide(&pod) else {
+            return None;
+        };
+        let snapshot = Snapshot {
+            boosts: Arc::new(self.boosts.clone()),
+            ..Snapshot::default()
+        };
+        let now = at(self.now);
+        let raise = raise::again(&snapshot, Settings::default(), &pod, &restarted, now).ok()?;
+        let seen = self.seen.read(self.scene);
+        let claims_first = self.mutation != Mutation::RaiseFirst;
+        let (purpose, body) = if self.memory.is_none() == claims_first {
+            (Purpose::Claim, patch::claim(&seen, &raise))
+        } else {
+            (Purpose::Raise, patch::raise(&seen, &raise))
+        };
+        Some((purpose, body, self.memory.is_none()))
     }
 
     fn raise_body(&self, purpose: Purpose) -> Value {
@@ -221,13 +249,19 @@ impl Leader<'_> {
             }
             (_, Decision::Revert(due)) => Some(revert(&due)),
             (_, Decision::Finish(done)) => Some(finish(&done)),
-            (_, Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_)) => None,
+            (
+                _,
+                Decision::Raise(_) | Decision::Wait(_) | Decision::Watch(_) | Decision::Leave(_),
+            ) => None,
         }
     }
 
     /// As the sweeper decides, with the template of the owner where the record can't be read.
     fn decide(&self, pod: &Pod) -> Decision {
-        let mut settings = EndSettings::default();
+        let mut settings = EndSettings {
+            boost_on_restart: self.scene.restarts,
+            ..EndSettings::default()
+        };
         let mut pod = pod.clone();
         if self.mutation == Mutation::NoDeadline {
             settings.deadline_seconds = MONTH_SECONDS;
@@ -253,6 +287,7 @@ fn ended(pod: &Pod, by: EndedBy, now: DateTime<Utc>) -> Option<Finish> {
     let record = Record::read(pod.record_text()?).ok()?;
     Some(Finish {
         ended: Some((Box::new(record.ended(by, now)), by)),
+        keeps_claim: false,
     })
 }
 

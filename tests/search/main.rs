@@ -10,7 +10,7 @@
 //!   later time; its write lands at any later time, or never, or after its sender has crashed or given up waiting; the
 //!   answer arrives or is lost. A crash takes the memory, at each step.
 //! - **raises** of a running pod, in the order of their writes: claim and record, then the resize on the version that this
-//!   gave. The domain does not make them yet: the bodies are the model's.
+//!   gave. Those after a restart are the domain's; of those for a pod that admission has missed, the bodies are the model's.
 //! - **the API server** ([`server`]): `uid` (422) and `resourceVersion` (409) of a body; a resize drops metadata, keeps the
 //!   `QoS` class and refuses a request above its limit; a write that changes nothing makes no version. Versions count anew
 //!   in each pod: nothing is built on their being unique in a cluster.
@@ -21,7 +21,8 @@
 //! - **time**: before a boost is due (but by its condition), after the fixed duration, after every deadline. One clock for
 //!   all.
 //! - **pods** ([`scene`]): burstable, guaranteed, two containers that end apart, a removed limit, upstream's record on a
-//!   server that tracks no generations, one that fits no node, one that was missed by admission.
+//!   server that tracks no generations, one that fits no node, one that was missed by admission,
+//!   one of which a container restarts.
 //!
 //! Left out, because it can't matter: copies of a pod more than one version old, and writes on their way that the server
 //! can only refuse (see [`world::Model::canonical`]).
@@ -52,14 +53,16 @@ const ACTIONS: u8 = 1;
 
 /// Searches a program with a fault, and says what it violates.
 fn found(mutation: Mutation) -> Invariant {
-    found_beside(mutation, &[])
+    found_beside(mutation, &[], |scene| !scene.held_up && !scene.restarts)
 }
 
 /// The same, where some violations are known, and not looked for.
-fn found_beside(mutation: Mutation, tolerated: &'static [Invariant]) -> Invariant {
-    let report = search(Model::new(mutation, tolerated), ACTIONS, |scene| {
-        !scene.held_up
-    });
+fn found_beside(
+    mutation: Mutation,
+    tolerated: &'static [Invariant],
+    scenes: fn(&Scene) -> bool,
+) -> Invariant {
+    let report = search(Model::new(mutation, tolerated), ACTIONS, scenes);
     let Some(trace) = &report.trace else {
         panic!("{mutation:?} goes unnoticed: {report}");
     };
@@ -92,7 +95,12 @@ fn finds_nothing(scenes: fn(&Scene) -> bool) {
 
 #[test]
 fn no_schedule_breaks_an_invariant() {
-    finds_nothing(|scene| !scene.held_up && !scene.missed);
+    finds_nothing(|scene| !scene.held_up && !scene.missed && !scene.restarts);
+}
+
+#[test]
+fn a_restart_is_boosted_once_and_not_for_ever() {
+    finds_nothing(|scene| scene.restarts);
 }
 
 #[test]
@@ -126,6 +134,15 @@ fn a_raise_without_a_record_is_found() {
 }
 
 #[test]
+fn a_raise_after_a_restart_without_a_record_is_found() {
+    let broken = found_beside(Mutation::RaiseFirst, &[], |scene| scene.restarts);
+    assert!(
+        matches!(broken, Invariant::Again | Invariant::Ends),
+        "{broken:?}"
+    );
+}
+
+#[test]
 fn taking_all_back_to_the_originals_is_found() {
     assert_eq!(found(Mutation::AllOriginals), Invariant::Lowers);
 }
@@ -147,7 +164,9 @@ fn without_the_version_is_found() {
 /// What follows from it.
 #[test]
 fn without_the_version_something_is_undone() {
-    let broken = found_beside(Mutation::NoVersion, &[Invariant::Stale]);
+    let broken = found_beside(Mutation::NoVersion, &[Invariant::Stale], |scene| {
+        !scene.held_up && !scene.restarts
+    });
     assert_ne!(broken, Invariant::Stale);
 }
 

@@ -66,6 +66,8 @@ pub(crate) struct Scene {
     pub(crate) apart: bool,
     /// Whether admission has missed it, so that a leader raises it.
     pub(crate) missed: bool,
+    /// Whether a container restarts, where that is boosted again.
+    pub(crate) restarts: bool,
     /// Whether somebody raises its request above its original limit, which then comes down to the request.
     pub(crate) held_up: bool,
 }
@@ -176,6 +178,12 @@ pub(crate) const SCENES: &[Scene] = &[
         ..NONE
     },
     Scene {
+        name: "a pod of which a container restarts",
+        containers: ONE,
+        restarts: true,
+        ..NONE
+    },
+    Scene {
         name: "a pod that its memory would make guaranteed",
         containers: ONE,
         resizes: RAISED,
@@ -205,6 +213,7 @@ const NONE: Scene = Scene {
     pending: false,
     apart: false,
     missed: false,
+    restarts: false,
     held_up: false,
 };
 
@@ -277,6 +286,7 @@ impl Scene {
             timestamp: at(now),
             containers: &loans,
             clamped: &BTreeMap::new(),
+            raise: None,
             boost: (BoostKind::Namespaced, BOOST),
             end: &rule,
             deadline_seconds: rule.deadline_seconds(EndSettings::default()),

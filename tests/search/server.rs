@@ -30,6 +30,8 @@ pub(crate) struct Stored {
     scheduled: Option<u8>,
     /// When each container became ready.
     ready: Vec<Option<u8>>,
+    /// When the first container restarted.
+    restarted: Option<u8>,
     /// The generation that the kubelet has seen, and the requests that it has set aside.
     observed: u16,
     allocated: Vec<Option<u64>>,
@@ -47,8 +49,10 @@ pub(crate) struct Ghost {
     /// Values that we have lowered and the kubelet has not.
     pub(crate) undone: u8,
     pub(crate) record: RecordBy,
-    /// Whether the boosted values were ever in the pod.
+    /// Whether the boosted values were ever in the pod, since the record was made.
     pub(crate) raised: bool,
+    /// How often it was raised.
+    pub(crate) raises: u8,
 }
 
 /// What the kubelet makes of the pod's latest resize.
@@ -112,6 +116,7 @@ impl Stored {
             surplus: false,
             scheduled: None,
             ready: vec![None; scene.containers.len()],
+            restarted: None,
             observed: 0,
             allocated: Vec::new(),
             values,
@@ -122,6 +127,7 @@ impl Stored {
                 undone: 0,
                 record: RecordBy::Us,
                 raised: boosted,
+                raises: 0,
             },
         };
         if !scene.pending {
@@ -139,6 +145,8 @@ impl Stored {
         }];
         if let Some(when) = self.all_ready() {
             conditions.push(condition("Ready", "True", "", when));
+        } else if let Some(when) = self.restarted {
+            conditions.push(condition("Ready", "False", "", when));
         }
         if let Some(reason) = self.kubelet.reason() {
             conditions.push(condition("PodResizePending", "True", reason, self.created));
@@ -150,7 +158,13 @@ impl Stored {
             .zip(&self.allocated);
         let statuses = statuses.map(|((container, ready), allocated)| {
             let allocated = json!({"cpu": allocated.map(cpu)});
-            json!({"name": container.name, "ready": ready.is_some(), "allocatedResources": allocated})
+            let mut status =
+                json!({"name": container.name, "ready": ready.is_some(), "allocatedResources": allocated});
+            if let Some(when) = self.restarted {
+                status["restartCount"] = json!(1);
+                status["state"] = json!({"running": {"startedAt": at(when)}});
+            }
+            status
         });
         let observed = self
             .scheduled
@@ -291,9 +305,12 @@ impl Stored {
             }
             Purpose::Raise => {
                 after.ghost.raised = true;
+                after.ghost.raises += 1;
                 after.ghost.theirs &= !named;
+                after.ghost.written &= !named;
             }
-            Purpose::Finish | Purpose::Claim => {}
+            Purpose::Claim => after.ghost.raised = false,
+            Purpose::Finish => {}
         }
         Ok(after)
     }
@@ -319,6 +336,17 @@ impl Stored {
     /// A container is ready; the pod is when all are.
     pub(crate) fn becomes_ready(&mut self, container: usize, now: u8) {
         self.ready[container].get_or_insert(now);
+    }
+
+    /// Whether its container may restart: once, when it has been ready.
+    pub(crate) fn may_restart(&self) -> bool {
+        self.restarted.is_none() && self.all_ready().is_some()
+    }
+
+    /// A container dies and runs again.
+    pub(crate) fn restart(&mut self, now: u8) {
+        self.restarted = Some(now);
+        self.ready.fill(None);
     }
 
     /// The kubelet does what is asked for.

@@ -79,6 +79,8 @@ pub(crate) enum Event {
     Schedule,
     /// One container becomes ready, and the pod when all are.
     Ready(u8),
+    /// The container dies and runs again.
+    Restart,
     Actuate,
     Defer,
     Refuse,
@@ -511,6 +513,10 @@ fn cluster_events(scene: &Scene, pod: &Stored, now: u8) -> Vec<Event> {
     }
     let containers = (0..).zip(scene.containers);
     let mut events: Vec<_> = containers.map(|(index, _)| Event::Ready(index)).collect();
+    // Later there would be no instant after the deadline, and earlier it could not be told from the first start.
+    if scene.restarts && 0 < now && now < LAST && pod.may_restart() {
+        events.push(Event::Restart);
+    }
     if pod.kubelet.has_work() {
         events.push(Event::Actuate);
     }
@@ -525,6 +531,7 @@ impl Event {
         match self {
             Self::Schedule => pod.schedule(now),
             Self::Ready(container) => pod.becomes_ready(usize::from(container), now),
+            Self::Restart => pod.restart(now),
             Self::Actuate => pod.actuate(),
             Self::Defer => pod.sees(Kubelet::Deferred(Seen::Yes)),
             Self::Refuse => pod.sees(Kubelet::Infeasible(Seen::Yes)),

@@ -16,7 +16,7 @@ use testbed::{
     Behaviour, Cluster, Rest,
     cluster::{run, shared},
     eventually,
-    rest::{MERGE, pods},
+    rest::{MERGE, STRATEGIC, pods},
     view::{self, API, API_SERVICE_PATH, until_available},
 };
 use tokio::sync::OnceCell;
@@ -28,6 +28,7 @@ const KEY: &str = headstart::api::BOOST_KEY;
 static CLUSTER: OnceCell<Result<Cluster, String>> = OnceCell::const_new();
 
 /// A cluster of three replicas with a namespace `shop`, in which five pods are boosted until they are Ready, and an empty one.
+/// A sixth pod's boost has ended: it has its claim for the next restart, and is shown nowhere.
 async fn cluster() -> Result<&'static Cluster> {
     shared(&CLUSTER, start(3)).await
 }
@@ -46,12 +47,16 @@ async fn start(replicas: usize) -> Result<Cluster> {
         made.accepted()?;
     }
     let boosts = "/apis/autoscaling.x-k8s.io/v1alpha1/namespaces/shop/startupcpuboosts";
-    for name in ["fast", "slow"] {
-        rest.post(boosts, &boost(name)).await?.accepted()?;
+    for name in ["fast", "slow", "again"] {
+        let mut boost = boost(name);
+        boost["spec"]["boostOnRestart"] = (name == "again").into();
+        rest.post(boosts, &boost).await?.accepted()?;
     }
-    for name in ["fast-0", "fast-1", "fast-2", "slow-0", "slow-1"] {
+    for name in ["fast-0", "fast-1", "fast-2", "slow-0", "slow-1", "again-0"] {
         create(&cluster, name).await?;
     }
+    until_shown(&cluster, 6).await?;
+    end(&cluster, "again-0").await?;
     until_shown(&cluster, 5).await?;
     Ok(cluster)
 }
@@ -89,6 +94,25 @@ async fn create(cluster: &Cluster, name: &str) -> Result<()> {
     })
     .await?;
     rest.post(&all, &pod).await?.accepted().map(drop)
+}
+
+/// Makes a pod Ready, and waits until its boost has ended.
+async fn end(cluster: &Cluster, name: &str) -> Result<()> {
+    let (rest, path) = (rest(cluster), format!("{}/{name}", pods("shop")));
+    let ready =
+        json!({"type": "Ready", "status": "True", "lastTransitionTime": chrono::Utc::now()});
+    let ready = json!({"status": {"conditions": [ready]}});
+    let status = format!("{path}/status");
+    rest.patch(&status, STRATEGIC, &ready).await?.accepted()?;
+    eventually("its boost has ended", SOON, || async {
+        let pod = rest.get(&path).await?.accepted()?;
+        let record = pod["metadata"]["annotations"][KEY].as_str();
+        let record: Value = serde_json::from_str(record.context("no record")?)?;
+        ensure!(record["state"] == "Reverted", "{record}");
+        ensure!(pod["metadata"]["labels"][KEY] == "again", "it has no claim");
+        Ok(())
+    })
+    .await
 }
 
 /// Waits until every replica shows so many pods, all of which have a node and run.
@@ -273,11 +297,13 @@ fn summaries_tell_of_each_boost() -> Result<()> {
             .lines()
             .map(|line| line.split_whitespace().collect())
             .collect();
-        ensure!(rows[1][..4] == ["fast", "3", "0", "600m"], "{table}");
-        ensure!(
-            rows[2][..4] == ["slow", "2", "0", "400m"] && rows.len() == 3,
-            "{table}"
-        );
+        let expected = [
+            ["again", "0", "0", "0"],
+            ["fast", "3", "0", "600m"],
+            ["slow", "2", "0", "400m"],
+        ];
+        let rows: Vec<_> = rows[1..].iter().map(|row| &row[..4]).collect();
+        ensure!(rows == expected, "{table}");
         let one = kubectl(
             cluster,
             "get bsum slow -n shop -o jsonpath={.status.phases}",

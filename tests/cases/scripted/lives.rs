@@ -19,7 +19,7 @@ use headstart::{
     boosts::Boosts,
     claims::Claims,
     clock::Clock,
-    domain::{end::EndSettings, snapshot::Snapshot},
+    domain::{admission::Settings, snapshot::Snapshot},
     metrics::Metrics,
     snapshots::Snapshots,
     status::Reporter,
@@ -93,7 +93,7 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    pub(super) fn start(server: &MemoryServer, settings: EndSettings) -> Self {
+    pub(super) fn start(server: &MemoryServer, settings: Settings) -> Self {
         let snapshots = Arc::<Snapshots>::default();
         let (claims, boosts) = (
             Arc::<Claims>::default(),
@@ -139,6 +139,7 @@ impl Leader {
             boosts: Arc::clone(&boosts),
             snapshots: Arc::clone(&snapshots),
             settings,
+            missed: None,
             clock: Clock::new(move || clock.now()),
             tally,
             events,
@@ -173,7 +174,7 @@ struct Stage<'a> {
     server: MemoryServer,
     /// What must be.
     world: World,
-    settings: EndSettings,
+    settings: Settings,
     leader: Option<Leader>,
     /// The pod when it was young, which is how it comes when it is made anew.
     young: World,
@@ -210,7 +211,7 @@ impl<'a> Stage<'a> {
         let mut stage = Self {
             cases,
             admit: world::admitted(cases, id, life)?,
-            settings: pure::end_settings(&life.flags)?,
+            settings: pure::flags(&life.flags)?,
             leader: None,
             uid: create_pod(&server, &world),
             server,
@@ -324,6 +325,12 @@ impl<'a> Stage<'a> {
                 Resize::Never
             },
         });
+        if let Some(refuses) = &look.refuses {
+            let (code, text) = refuses.split_once(' ').context("a code and a text")?;
+            let fault = Fault::on("PATCH", RESIZE).when(Recorded::is_dry_run);
+            self.server
+                .fault(fault.reply(code.parse()?, "Scripted", text));
+        }
         let Some(answered) = look.answered.as_deref() else {
             return Ok(());
         };
@@ -532,6 +539,8 @@ impl<'a> Stage<'a> {
                     self.world.finish_body(by.unwrap_or_default())?
                 }
                 Then::DropClaim if !is_resize => self.world.drop_claim_body(),
+                Then::Claim(values) if !is_resize => self.world.claim_body(values)?,
+                Then::GiveUp if !is_resize => self.world.give_up_body()?,
                 _ => continue,
             };
             match pure::same_body(got, &right) {
@@ -656,8 +665,8 @@ impl<'a> Stage<'a> {
                     ..Snapshot::default()
                 },
             ))),
-            settings: headstart::domain::admission::Settings {
-                end: self.settings,
+            settings: Settings {
+                end: self.settings.end,
                 ..pure::settings(&admit)?
             },
             clock: Clock::new(move || now),
@@ -852,7 +861,14 @@ fn is_about_p(write: &Recorded) -> bool {
 }
 
 fn is_some_write(then: &Then) -> bool {
-    matches!(then, Then::Resize(_) | Then::Finish(_) | Then::DropClaim)
+    matches!(then, Then::Resize(_)) || is_metadata(then)
+}
+
+fn is_metadata(then: &Then) -> bool {
+    matches!(
+        then,
+        Then::Finish(_) | Then::DropClaim | Then::Claim(_) | Then::GiveUp
+    )
 }
 
 /// Whether a write is of the expected kind.
@@ -860,8 +876,7 @@ fn is_write(then: &Then, write: &Recorded) -> bool {
     let is_resize = write.path.ends_with("/resize");
     match then {
         Then::Resize(_) => is_resize,
-        Then::Finish(_) | Then::DropClaim => !is_resize,
-        _ => false,
+        _ => is_metadata(then) && !is_resize,
     }
 }
 
@@ -981,7 +996,7 @@ async fn check_many(cases: &Cases, id: Id, life: &Life, count: u32) -> anyhow::R
         put_boosts(&server, world);
     }
     let [_, most] = slow_resizes(&server, Duration::from_millis(100));
-    let leader = Leader::start(&server, pure::end_settings(&life.flags)?);
+    let leader = Leader::start(&server, pure::flags(&life.flags)?);
     let is_pod_open = |pod: &Value| pod["metadata"]["labels"].get(KEY).is_some();
     let patience = Duration::from_secs(600);
     while server.list("pods").iter().any(is_pod_open) {

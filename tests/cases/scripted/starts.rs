@@ -76,7 +76,7 @@ fn check_args(args: &RunArgs, start: &Start) -> anyhow::Result<()> {
     for (flag, value) in &start.runs_with {
         let got = match flag.as_str() {
             "remove-limits" => args.admission.settings().remove_limits.to_string(),
-            "boost-on-restart" => args.boost_on_restart.to_string(),
+            "boost-on-restart" => args.admission.boost_on_restart.to_string(),
             "namespace" => args.namespace.clone(),
             _ => bail!("{flag} can't be asked for"),
         };

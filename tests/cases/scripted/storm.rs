@@ -60,7 +60,7 @@ async fn run(cases: &Cases, id: Id, storm: &Storm) -> anyhow::Result<()> {
         world.pod["metadata"]["name"] = json!(name);
         create_pod(&server, &world);
     }
-    let leader = Leader::start(&server, pure::end_settings(&admit.flags)?);
+    let leader = Leader::start(&server, pure::flags(&admit.flags)?);
     let clock = server.clone();
     let admitter = Arc::new(Admitter {
         snapshot: leader.snapshots.reader(),

@@ -324,6 +324,7 @@ pub(crate) async fn until_limit(cgroup: &CpuCgroup, milli: u64) -> Result<Durati
 }
 
 /// A write to a pod by Headstart, as the audit log has it.
+#[derive(Debug)]
 pub(crate) struct Write {
     /// Whether it was a resize.
     pub(crate) is_resize: bool,
@@ -333,7 +334,10 @@ pub(crate) struct Write {
     pub(crate) code: u64,
 }
 
-/// Headstart's writes to a pod, in order; dry runs are not among them.
+/// Headstart's writes to a pod that were not refused, in order; dry runs are not among them.
+///
+/// A refused one has changed nothing, and the kubelet writes the status at any instant: each such write may cost ours a
+/// conflict.
 pub(crate) fn writes(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<Write>> {
     let mut events = cluster.plane.audit_events()?;
     events.retain(|event| {
@@ -346,6 +350,7 @@ pub(crate) fn writes(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Ve
             && about["namespace"] == namespace
             && about["name"] == pod
             && event["verb"] == "patch"
+            && event["responseStatus"]["code"] != 409
             && !dry
     });
     events.sort_by_key(|event| event["requestReceivedTimestamp"].to_string());

@@ -151,8 +151,7 @@ async fn d1_e1_e20(cluster: &Cluster) -> Result<()> {
     let writes = writes(cluster, NS, "d1")?;
     ensure!(
         writes.len() == 2 && writes.iter().all(|write| write.code == 200),
-        "there were {} writes",
-        writes.len()
+        "it was written so: {writes:?}"
     );
     let (resize, finish) = (&writes[0], &writes[1]);
     ensure!(resize.is_resize && !finish.is_resize, "in another order");

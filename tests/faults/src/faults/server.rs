@@ -76,7 +76,7 @@ async fn api_server_restarts(round: &mut Round<'_>) -> Result<()> {
     Ok(())
 }
 
-async fn etcd_stalls(round: &mut Round<'_>) -> Result<()> {
+async fn etcd_fails(round: &mut Round<'_>) -> Result<()> {
     burst(round).await?;
     sleep(Duration::from_millis(round.random.u64(..2_000))).await;
     if round.random.bool() {
