@@ -241,12 +241,12 @@ fn version_flags(module: &Path) -> Result<String> {
 /// Builds beside `folder` and renames at the end: what stands in the cache is always whole.
 fn build(package: &Package, module: &Path, flags: &str, folder: &Path) -> Result<()> {
     let start = Instant::now();
-    let mut what = package.what.to_owned();
-    if !package.names.is_empty() {
-        what += &format!(" ({})", package.names.join(", "));
+    let (what, mut names) = (package.what, package.names.join(", "));
+    if !names.is_empty() {
+        names = format!(" ({names})");
     }
     eprintln!(
-        "Building {what} with Go: {}, once. It is kept in {}",
+        "Building {what}{names} with Go: {}, once. It is kept in {}",
         package.takes,
         folder.display()
     );
@@ -292,6 +292,6 @@ fn build(package: &Package, module: &Path, flags: &str, folder: &Path) -> Result
     fs::remove_dir_all(folder).ok();
     fs::rename(&unfinished, folder)
         .with_context(|| format!("moving the build to {}", folder.display()))?;
-    eprintln!("Built {} in {} s", package.what, start.elapsed().as_secs());
+    eprintln!("Built {what} in {} s", start.elapsed().as_secs());
     Ok(())
 }
