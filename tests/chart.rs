@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     env,
     ffi::OsStr,
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -460,7 +461,7 @@ fn the_readme_lists_all_values() -> Result<()> {
         } else {
             format!("`{default}`")
         };
-        table += &format!("| `{path}` | {default} | {comment} |\n");
+        writeln!(table, "| `{path}` | {default} | {comment} |")?;
     }
     let readme = read("README.md")?;
     let (before, rest) = readme.split_once(HEAD).context("the table's head")?;
@@ -588,18 +589,38 @@ async fn an_upgrade_takes_nothing_away_and_an_uninstall_leaves_boosts() -> Resul
     Ok(())
 }
 
-/// As docs/install.md says it.
+/// As docs/install.md says it: after kube-startup-cpu-boost, whose definition lacks fields, and after the kustomization.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_takes_over_from_kubectl() -> Result<()> {
+async fn it_takes_over_what_others_installed() -> Result<()> {
     let plane = ControlPlane::start(Options::default()).await?;
-    let folder = manifests();
-    let folder = folder.to_str().context("the manifests' path is no UTF-8")?;
-    plane.kubectl_ok(&["apply", "-k", folder]).await?;
-    let chart = format!("{folder}/chart");
-    let install = ["install", "headstart", &chart];
-    let take = ["--take-ownership", "--force-conflicts"];
     let release = Release(&plane);
-    assert!(release.helm(&install, &json!({})).is_err());
-    release.helm(&[&install[..], &take].concat(), &json!({"replicas": 2}))?;
-    Ok(())
+    let chart = chart();
+    let chart = chart.to_str().context("the chart's path is no UTF-8")?;
+    let install = ["install", "headstart", chart, "--create-namespace"];
+    let take = ["--take-ownership", "--force-conflicts"];
+    let taking = [&install[..], &take].concat();
+
+    let upstreams = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/cases/cluster/upstream-crd.yaml"
+    );
+    plane.kubectl_ok(&["apply", "-f", upstreams]).await?;
+    ensure!(
+        release.helm(&install, &json!({})).is_err(),
+        "it took the definition unasked"
+    );
+    release.helm(&taking, &json!({}))?;
+    let field = "startupcpuboosts.spec.durationPolicy.podCondition.delaySeconds";
+    eventually("the definition is ours", SOON, || async {
+        plane.kubectl_ok(&["explain", field]).await
+    })
+    .await?;
+    release.helm(&["uninstall", "headstart"], &Value::Null)?;
+
+    let manifests = manifests();
+    let manifests = manifests
+        .to_str()
+        .context("the manifests' path is no UTF-8")?;
+    plane.kubectl_ok(&["apply", "-k", manifests]).await?;
+    release.helm(&taking, &json!({"replicas": 2})).map(drop)
 }
