@@ -581,6 +581,13 @@ async fn an_upgrade_takes_nothing_away_and_an_uninstall_leaves_boosts() -> Resul
     });
     plane.apply(&boost.to_string()).await?;
     release.helm(&["uninstall", "headstart"], &Value::Null)?;
+    // A definition that was deleted serves its objects until they are gone.
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    for name in ["clusterstartupcpuboosts", "startupcpuboosts"] {
+        let path = format!("{crds}/{name}.autoscaling.x-k8s.io");
+        let definition = release.get(&path).await?;
+        assert_eq!(definition["metadata"].get("deletionTimestamp"), None);
+    }
     let boosts = ["get", "startupcpuboosts", "-n", "default", "-o", "name"];
     let boosts = plane.kubectl_ok(&boosts).await?;
     ensure!(boosts.contains("fast-start"), "{boosts}");
