@@ -1,47 +1,18 @@
 //! The components of the manifests, as kubectl builds them: their parts fit each other and the program; with cert-manager no
 //! right is left that only certificates of our own need, and where pods are boosted that run already, no policy is in the way.
 
-use std::{fs, path::Path, process::Command};
-
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::{CommandFactory as _, Parser as _};
 use headstart::{
     cli::{Cli, Verb},
     config::RunArgs,
 };
 use serde_json::{Value, json};
-use testbed::{binaries::Binaries, cluster::manifests};
+use testbed::kustomize::kustomize;
 
 /// What kubectl makes of the manifests, with these components of theirs.
 fn build(components: &[&str]) -> Result<Vec<Value>> {
-    let folder = tempfile::tempdir()?;
-    copy(&manifests(), &folder.path().join("manifests"))?;
-    let overlay = json!({"resources": ["manifests"], "components": components});
-    fs::write(
-        folder.path().join("kustomization.yaml"),
-        overlay.to_string(),
-    )?;
-    let mut kubectl = Command::new(Binaries::find()?.kubectl);
-    let built = kubectl.arg("kustomize").arg(folder.path()).output()?;
-    let errors = String::from_utf8_lossy(&built.stderr);
-    ensure!(built.status.success(), "kubectl kustomize: {errors}");
-    Ok(serde_saphyr::from_multiple(&String::from_utf8(
-        built.stdout,
-    )?)?)
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
+    kustomize(&json!({"resources": ["manifests"], "components": components}))
 }
 
 fn with_component() -> Result<Vec<Value>> {

@@ -1,8 +1,9 @@
 //! The programs of the control plane: where they are, or how they come to be.
 //!
-//! Nothing is downloaded ready-made: the Go module beside this crate holds etcd, kube-apiserver and kubectl in one program, and
-//! what makes a whole cluster of them in a second one. Each is built once, when it is first asked for, and kept in the user's
-//! cache. People who have envtest's binaries set `KUBEBUILDER_ASSETS` and build nothing for a control plane.
+//! Nothing is downloaded ready-made: the Go module `kube` beside this crate holds etcd, kube-apiserver and kubectl in one program,
+//! and what makes a whole cluster of them in a second one; the module `helm` names Helm. Each is built once, when it is first asked
+//! for, and kept in the user's cache. People who have envtest's binaries set `KUBEBUILDER_ASSETS` and build nothing for a control
+//! plane.
 
 use std::{
     env,
@@ -17,10 +18,16 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
-/// A package of the Go module: one program that goes by several names, and looks at the one it was started by.
+/// A package of a Go module: a program, or one that goes by several names and looks at the one it was started by.
 struct Package {
-    /// Its folder in the module, as Go wants it.
+    /// The module that builds it: a folder beside this crate's `src`.
+    module: &'static str,
+    /// Its path, as Go wants it.
     path: &'static str,
+    /// The files of the module that it is made from.
+    sources: &'static [&'static str],
+    /// Whether it is told the version of Kubernetes that the module requires.
+    is_kubernetes: bool,
     /// What the program is called in the cache.
     program: &'static str,
     /// The other names that it has there.
@@ -32,14 +39,20 @@ struct Package {
 }
 
 const CONTROL_PLANE: Package = Package {
+    module: "kube",
     path: ".",
+    sources: &["main.go", "go.mod", "go.sum"],
+    is_kubernetes: true,
     program: "kube",
     names: &["etcd", "kube-apiserver", "kubectl"],
     what: "the test control plane",
     takes: "about 10 minutes",
 };
 const NODE: Package = Package {
+    module: "kube",
     path: "./node",
+    sources: &["node/main.go", "go.mod", "go.sum"],
+    is_kubernetes: true,
     program: "node",
     names: &[
         "kube-controller-manager",
@@ -50,7 +63,17 @@ const NODE: Package = Package {
     what: "the rest of a test cluster",
     takes: "about 5 minutes after the control plane",
 };
-const NO_GO: &str = "Go 1.26 or newer is needed to build the test control plane: install it, or set KUBEBUILDER_ASSETS to a folder with etcd, kube-apiserver and kubectl";
+const HELM: Package = Package {
+    module: "helm",
+    path: "helm.sh/helm/v4/cmd/helm",
+    sources: &["go.mod", "go.sum"],
+    is_kubernetes: false,
+    program: "helm",
+    names: &[],
+    what: "Helm",
+    takes: "about 4 minutes",
+};
+const NO_GO: &str = "Go 1.26 or newer is needed to build the test control plane and Helm: install it; for the control plane alone, KUBEBUILDER_ASSETS may name a folder with etcd, kube-apiserver and kubectl instead";
 
 /// Paths of the three programs.
 #[derive(Clone, Debug)]
@@ -122,13 +145,24 @@ impl NodeBinaries {
     }
 }
 
+/// Finds Helm, and builds it where it has not been built. Blocks meanwhile.
+///
+/// # Errors
+/// If Go is missing or the build fails.
+pub fn helm() -> Result<PathBuf> {
+    Ok(cached(&HELM)?.join(HELM.program))
+}
+
 /// The package's folder in the cache, built if it is not there.
 fn cached(package: &Package) -> Result<PathBuf> {
-    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join("kube");
+    let module = Path::new(env!("CARGO_MANIFEST_DIR")).join(package.module);
     let go = go_version(&module)?;
-    let flags = linker_flags(&module)?;
+    let mut flags = "-s -w".to_owned();
+    if package.is_kubernetes {
+        flags += &version_flags(&module)?;
+    }
     let mut hash = Sha256::new();
-    for file in [&*format!("{}/main.go", package.path), "go.mod", "go.sum"] {
+    for file in package.sources {
         let path = module.join(file);
         hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
     }
@@ -143,7 +177,7 @@ fn cached(package: &Package) -> Result<PathBuf> {
         .map(PathBuf::from);
     let cache = cache.or_else(|| env::home_dir().map(|home| home.join(".cache")));
     let cache = cache
-        .context("no place to cache the test control plane: set HOME or XDG_CACHE_HOME")?
+        .context("no place to cache what Go builds: set HOME or XDG_CACHE_HOME")?
         .join("headstart");
     let program = package.program;
     let folder = cache.join(format!("{program}-{key}"));
@@ -182,7 +216,7 @@ fn go_version(module: &Path) -> Result<String> {
 }
 
 /// Without a version the server would call itself v0.0.0, and clients that look at versions would go wrong.
-fn linker_flags(module: &Path) -> Result<String> {
+fn version_flags(module: &Path) -> Result<String> {
     let path = module.join("go.mod");
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     let version = text
@@ -200,16 +234,19 @@ fn linker_flags(module: &Path) -> Result<String> {
     };
     let set = "-X k8s.io/component-base/version.git";
     Ok(format!(
-        "-s -w {set}Version={version} {set}Major={major} {set}Minor={minor}"
+        " {set}Version={version} {set}Major={major} {set}Minor={minor}"
     ))
 }
 
 /// Builds beside `folder` and renames at the end: what stands in the cache is always whole.
 fn build(package: &Package, module: &Path, flags: &str, folder: &Path) -> Result<()> {
     let start = Instant::now();
-    let (what, names) = (package.what, package.names.join(", "));
+    let (what, mut names) = (package.what, package.names.join(", "));
+    if !names.is_empty() {
+        names = format!(" ({names})");
+    }
     eprintln!(
-        "Building {what} ({names}) with Go: {}, once. It is kept in {}",
+        "Building {what}{names} with Go: {}, once. It is kept in {}",
         package.takes,
         folder.display()
     );

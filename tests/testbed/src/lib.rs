@@ -9,6 +9,7 @@ pub mod binaries;
 pub mod cluster;
 pub mod control_plane;
 pub mod generate;
+pub mod kustomize;
 pub mod link;
 pub mod lives;
 pub mod memory;
