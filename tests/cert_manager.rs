@@ -1,7 +1,8 @@
 //! The components of the manifests, as kubectl builds them: their parts fit each other and the program; with cert-manager no
-//! right is left that only certificates of our own need, and where pods are boosted that run already, no policy is in the way.
+//! right is left that only certificates of our own need, where pods are boosted that run already, no policy is in the way, and a dry
+//! run may write to no pod.
 
-use std::{fs, path::Path, process::Command};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::{CommandFactory as _, Parser as _};
@@ -10,17 +11,11 @@ use headstart::{
     config::RunArgs,
 };
 use serde_json::{Value, json};
-use testbed::{binaries::Binaries, cluster::manifests};
+use testbed::{binaries::Binaries, cluster::overlay};
 
 /// What kubectl makes of the manifests, with these components of theirs.
 fn build(components: &[&str]) -> Result<Vec<Value>> {
-    let folder = tempfile::tempdir()?;
-    copy(&manifests(), &folder.path().join("manifests"))?;
-    let overlay = json!({"resources": ["manifests"], "components": components});
-    fs::write(
-        folder.path().join("kustomization.yaml"),
-        overlay.to_string(),
-    )?;
+    let folder = overlay(components)?;
     let mut kubectl = Command::new(Binaries::find()?.kubectl);
     let built = kubectl.arg("kustomize").arg(folder.path()).output()?;
     let errors = String::from_utf8_lossy(&built.stderr);
@@ -28,20 +23,6 @@ fn build(components: &[&str]) -> Result<Vec<Value>> {
     Ok(serde_saphyr::from_multiple(&String::from_utf8(
         built.stdout,
     )?)?)
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
 }
 
 fn with_component() -> Result<Vec<Value>> {
@@ -176,5 +157,32 @@ fn raises_are_asked_for_and_not_held_to_lowering() -> Result<()> {
         2,
         "the default keeps it"
     );
+    Ok(())
+}
+
+#[test]
+fn a_dry_run_may_not_write_to_pods_and_lets_others_change_their_records() -> Result<()> {
+    for components in [
+        &["manifests/dry-run"][..],
+        &["manifests/raises", "manifests/dry-run"],
+        &["manifests/cert-manager", "manifests/dry-run"],
+    ] {
+        let objects = build(components)?;
+        let deployment = find(&objects, "Deployment", "headstart")?;
+        let args = run_args(&deployment["spec"]["template"]["spec"]["containers"][0])?;
+        assert!(args.dry_run);
+        let role = find(&objects, "ClusterRole", "headstart")?;
+        let rules = role["rules"].as_array().context("rules")?;
+        let writes = |rule: &&Value| {
+            let mut verbs = rule["verbs"].as_array().into_iter().flatten();
+            verbs.any(|verb| !["get", "list", "watch"].map(Value::from).contains(verb))
+        };
+        let writes: Vec<_> = rules.iter().filter(writes).collect();
+        for rule in writes {
+            assert_eq!(rule["resources"], json!(["mutatingwebhookconfigurations"]));
+        }
+        let record = |object: &Value| object["metadata"]["name"] == "headstart-record";
+        assert!(!objects.iter().any(record));
+    }
     Ok(())
 }

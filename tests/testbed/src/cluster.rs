@@ -2,6 +2,7 @@
 //! and a stand-in for scheduler and kubelet.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::LazyLock,
     time::Duration,
@@ -11,6 +12,8 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use futures::future::try_join_all;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
+use serde_json::json;
+use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::OnceCell};
 
 use crate::{
@@ -177,4 +180,31 @@ impl Cluster {
 #[must_use]
 pub fn manifests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests")
+}
+
+/// A kustomization of the repository's manifests, with these components of theirs.
+///
+/// # Errors
+/// If the manifests can't be copied.
+pub fn overlay(components: &[&str]) -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    copy(&manifests(), &folder.path().join("manifests"))?;
+    let overlay = json!({"resources": ["manifests"], "components": components});
+    let path = folder.path().join("kustomization.yaml");
+    fs::write(path, overlay.to_string())?;
+    Ok(folder)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
 }
