@@ -53,6 +53,7 @@ fn admitter(namespaces: usize, boosts: usize) -> Admitter {
         settings: Settings::default(),
         clock: Clock::system(),
         metrics: Metrics::default().admission.clone(),
+        dry_run: false,
     }
 }
 

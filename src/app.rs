@@ -107,6 +107,9 @@ struct Ending {
 pub async fn run(args: RunArgs) -> Result<(), AppError> {
     let config = config().await?;
     tracing::info!(api_server = %config.cluster_url, version = env!("CARGO_PKG_VERSION"), "starting");
+    if args.dry_run {
+        tracing::warn!("dry run: no pod is boosted, and no boost that is in force is taken back");
+    }
     let webhook = listen("--webhook-address", args.webhook_address).await?;
     let probes = listen("--probe-address", args.probe_address).await?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Signals)?;
@@ -193,6 +196,7 @@ fn start(
         settings,
         clock: clock.clone(),
         metrics: metrics.admission.clone(),
+        dry_run: args.dry_run,
     });
     let caches = (Arc::clone(&claims), Arc::clone(&boosts));
     let view = start_view(args, caches, &clock, &metrics, client, tasks)?;
@@ -223,6 +227,7 @@ fn start(
         tally: Arc::clone(&tally),
         events,
         metrics: metrics.revert.clone(),
+        dry_run: args.dry_run,
     };
     let reporter = Reporter {
         client: client()?,
@@ -230,6 +235,7 @@ fn start(
         tally,
         clock,
         metrics: Arc::clone(&metrics),
+        dry_run: args.dry_run,
     };
     // What finds out whether the API server answers must not wait for what it finds.
     let lease = Client::try_from(config.clone()).map_err(AppError::Client)?;

@@ -56,6 +56,11 @@ pub struct RunArgs {
           num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
     pub boost_missed_pods: bool,
 
+    /// Write nothing to pods and boosts: log and count what would be boosted, and what would be taken back
+    #[arg(long, env = "DRY_RUN", default_value = "false", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = go_bool)]
+    pub dry_run: bool,
+
     /// The Secret that holds the webhook's certificates
     #[arg(
         long,

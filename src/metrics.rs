@@ -412,7 +412,13 @@ impl AdmissionMetrics {
                 reason: reason.as_str(),
             });
         }
-        for outcome in ["boosted", "unmatched", "ignored", "unreadable"] {
+        for outcome in [
+            "boosted",
+            "would_boost",
+            "unmatched",
+            "ignored",
+            "unreadable",
+        ] {
             let _ = reviews.get_or_create(&OutcomeLabels {
                 outcome,
                 reason: "",
@@ -425,12 +431,12 @@ impl AdmissionMetrics {
         let seconds = Histogram::new(exponential_buckets(1e-5, 2.0, 14));
         registry.register(
             "admission_clamped_containers",
-            "Containers boosted by less than their policy says, by what bounds them; dry runs are not counted",
+            "Containers boosted by less than their policy says, by what bounds them; neither --dry-run nor the API server's dry runs are counted",
             clamped.clone(),
         );
         registry.register(
             "admission_reviews",
-            "Admission reviews answered: boosted, skipped with its reason, unmatched, ignored (mirror pods), unreadable; dry runs are not counted",
+            "Admission reviews answered: boosted, would_boost (under --dry-run), skipped with its reason, unmatched, ignored (mirror pods), unreadable; the API server's dry runs are not counted",
             reviews.clone(),
         );
         registry.register(
@@ -454,9 +460,13 @@ impl AdmissionMetrics {
             Outcome::NoBoost => ("unmatched", ""),
             Outcome::Untouchable => ("ignored", ""),
         };
-        self.reviews
-            .get_or_create(&OutcomeLabels { outcome, reason })
-            .inc();
+        self.count(outcome, reason);
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts an answer that a dry run has given about a pod that would have been boosted.
+    pub fn would_boost(&self, took: Duration) {
+        self.count("would_boost", "");
         self.seconds.observe(took.as_secs_f64());
     }
 
@@ -469,12 +479,12 @@ impl AdmissionMetrics {
 
     /// Counts a body that could not be read.
     pub fn unreadable(&self) {
-        self.reviews
-            .get_or_create(&OutcomeLabels {
-                outcome: "unreadable",
-                reason: "",
-            })
-            .inc();
+        self.count("unreadable", "");
+    }
+
+    fn count(&self, outcome: &'static str, reason: &'static str) {
+        let labels = OutcomeLabels { outcome, reason };
+        self.reviews.get_or_create(&labels).inc();
     }
 }
 
@@ -504,7 +514,7 @@ impl RevertMetrics {
             raises.clone(),
         );
         let lag = Histogram::new(exponential_buckets(0.01, 2.0, 16));
-        registry.register("pod_writes", "On the leader: writes to pods: resize and finish of a revert, claim and raise of pods that ran already; by result", writes.clone());
+        registry.register("pod_writes", "On the leader: writes to pods: resize and finish of a revert, claim and raise of pods that ran already; by result, which is DryRun for those that --dry-run has told of instead", writes.clone());
         registry.register(
             "boosts_ended",
             "On the leader: ended boosts by cause",
@@ -582,10 +592,17 @@ impl RevertMetrics {
 
     /// Counts a write to a pod.
     pub fn wrote(&self, write: &'static str, failure: Option<&Failure>) {
-        let result = failure.map_or("Ok", Failure::as_str);
-        self.writes
-            .get_or_create(&WriteLabels { write, result })
-            .inc();
+        self.count_write(write, failure.map_or("Ok", Failure::as_str));
+    }
+
+    /// Counts a write to a pod that a dry run has not made.
+    pub fn would_write(&self, write: &'static str) {
+        self.count_write(write, "DryRun");
+    }
+
+    fn count_write(&self, write: &'static str, result: &'static str) {
+        let labels = WriteLabels { write, result };
+        self.writes.get_or_create(&labels).inc();
     }
 }
 

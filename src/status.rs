@@ -44,6 +44,9 @@ pub struct Reporter {
     pub clock: Clock,
     /// Counts boosts.
     pub metrics: Arc<Metrics>,
+    /// `--dry-run`: boosts are counted, and their statuses left as they are. They may be another operator's, and new pods are
+    /// not boosted.
+    pub dry_run: bool,
 }
 
 impl Reporter {
@@ -87,7 +90,7 @@ impl Reporter {
         for (key, stored) in boosts {
             let count = self.tally.of(&key, &stored.status);
             let status = self.status(&key, &stored, count);
-            if status != stored.status {
+            if !self.dry_run && status != stored.status {
                 all_written &= self.write(&key, &stored, &status).await;
             }
             counts.extend(count.map(|count| (key, count)));

@@ -1,5 +1,6 @@
 //! The components of the manifests, as kubectl builds them: their parts fit each other and the program; with cert-manager no
-//! right is left that only certificates of our own need, and where pods are boosted that run already, no policy is in the way.
+//! right is left that only certificates of our own need, where pods are boosted that run already, no policy is in the way, and a dry
+//! run may write to no pod.
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory as _, Parser as _};
@@ -147,5 +148,32 @@ fn raises_are_asked_for_and_not_held_to_lowering() -> Result<()> {
         2,
         "the default keeps it"
     );
+    Ok(())
+}
+
+#[test]
+fn a_dry_run_may_not_write_to_pods_and_lets_others_change_their_records() -> Result<()> {
+    for components in [
+        &["manifests/dry-run"][..],
+        &["manifests/raises", "manifests/dry-run"],
+        &["manifests/cert-manager", "manifests/dry-run"],
+    ] {
+        let objects = build(components)?;
+        let deployment = find(&objects, "Deployment", "headstart")?;
+        let args = run_args(&deployment["spec"]["template"]["spec"]["containers"][0])?;
+        assert!(args.dry_run);
+        let role = find(&objects, "ClusterRole", "headstart")?;
+        let rules = role["rules"].as_array().context("rules")?;
+        let writes = |rule: &&Value| {
+            let mut verbs = rule["verbs"].as_array().into_iter().flatten();
+            verbs.any(|verb| !["get", "list", "watch"].map(Value::from).contains(verb))
+        };
+        let writes: Vec<_> = rules.iter().filter(writes).collect();
+        for rule in writes {
+            assert_eq!(rule["resources"], json!(["mutatingwebhookconfigurations"]));
+        }
+        let record = |object: &Value| object["metadata"]["name"] == "headstart-record";
+        assert!(!objects.iter().any(record));
+    }
     Ok(())
 }

@@ -103,6 +103,7 @@ async fn check() -> Result<()> {
     who_may_not_ask_is_told_what_it_takes(&cluster).await?;
     leftovers_are_named(&mut cluster).await?;
     with_cert_manager_fewer_rights_are_needed(&cluster).await?;
+    a_dry_run_is_warned_of_and_needs_less(&cluster).await?;
     all_that_is_wrong_is_named(&mut cluster).await
 }
 
@@ -408,6 +409,58 @@ async fn with_cert_manager_fewer_rights_are_needed(cluster: &Cluster) -> Result<
         .await?;
     plane.apply(&rules).await?;
     is("Ok").await
+}
+
+/// As the component `manifests/dry-run` leaves it.
+async fn a_dry_run_is_warned_of_and_needs_less(cluster: &Cluster) -> Result<()> {
+    let plane = &cluster.plane;
+    let set = |value| async move {
+        let args = [
+            "-n",
+            SYSTEM_NAMESPACE,
+            "set",
+            "env",
+            "deployment/headstart",
+            value,
+        ];
+        plane.kubectl_ok(&args).await
+    };
+    set("DRY_RUN=true").await?;
+    let rule = json!([
+        {"op": "test", "path": "/rules/1/resources", "value": ["pods/resize"]},
+        {"op": "remove", "path": "/rules/1"},
+    ]);
+    patch(cluster, "clusterrole", "headstart", &rule).await?;
+    let policy = "validatingadmissionpolicy,validatingadmissionpolicybinding";
+    plane
+        .kubectl_ok(&["delete", policy, "headstart-record"])
+        .await?;
+    let ran = run(plane.admin_kubeconfig(), &["-o", "json"]).await?;
+    let checks = ran.checks()?;
+    let (outcome, detail, advice) = &checks["deployment"];
+    ensure!(
+        outcome == "Warning" && detail.contains("--dry-run") && advice.contains("switching.md"),
+        "{checks:?}"
+    );
+    for name in ["rights", "policies", "webhook"] {
+        ensure!(checks[name].0 == "Ok", "{name}: {checks:?}");
+    }
+    for file in ["rbac.yaml", "policy-record.yaml"] {
+        plane
+            .apply(&fs::read_to_string(manifests().join(file))?)
+            .await?;
+    }
+    set("DRY_RUN-").await?;
+    eventually("all is as it was", SOON, || async {
+        let checks = run(plane.admin_kubeconfig(), &["-o", "json"])
+            .await?
+            .checks()?;
+        for name in ["rights", "policies", "deployment"] {
+            ensure!(checks[name].0 == "Ok", "{name}: {checks:?}");
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// No replicas, and whatever else somebody may have changed or taken away.

@@ -195,6 +195,8 @@ fn upstreams_variables_are_read_as_upstream_reads_them() {
         &["BOOST_ON_RESTART", "yes", "allowed are"],
     );
     assert_taken(&[], &[("POD_NAMESPACE", "boosts"), ("POD_NAME", "a")]);
+    assert_taken(&[], &[("DRY_RUN", "t")]);
+    assert_refused(&[], &[("DRY_RUN", "yes")], &["DRY_RUN", "yes"]);
 }
 
 #[test]
@@ -252,6 +254,13 @@ fn flags_are_read() {
             (end.deadline_seconds, end.unschedulable_seconds),
             (seconds, seconds)
         );
+    }
+    for (args, dry) in [
+        (&[][..], false),
+        (&["--dry-run"], true),
+        (&["--dry-run=f"], false),
+    ] {
+        assert_eq!(read(args).dry_run, dry, "{args:?}");
     }
     let args = read(&["--shutdown-delay", "0", "--namespace", "ours"]);
     assert_eq!(args.shutdown_delay, Duration::ZERO);

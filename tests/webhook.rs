@@ -81,10 +81,23 @@ impl Webhook {
             settings: Settings::default(),
             clock: Clock::new(move || now),
             metrics: metrics.admission.clone(),
+            dry_run: false,
         };
         Self {
             admitter: Arc::new(admitter),
             metrics,
+        }
+    }
+
+    /// The same under `--dry-run`.
+    fn dry(self) -> Self {
+        let admitter = Admitter {
+            dry_run: true,
+            ..Admitter::clone(&self.admitter)
+        };
+        Self {
+            admitter: Arc::new(admitter),
+            ..self
         }
     }
 
@@ -463,6 +476,39 @@ async fn dry_runs_get_the_same_answer_and_count_nothing() {
         assert_eq!(dry, webhook.answer(&review(&pod("p"))).await);
         assert_eq!(webhook.counted_in_all(), 1);
     }
+}
+
+/// Under `--dry-run` the API server's own dry run shows what would be; whatever it would store stays as it is.
+#[tokio::test]
+async fn a_dry_run_patches_nothing_that_is_stored() {
+    let webhook = Webhook::new().dry();
+    let answer = webhook.answer(&review(&pod("p"))).await;
+    let notes = json!({"boost": "b", "would-boost": "app 250m/500m -> 380m/750m"});
+    let told = json!({"uid": "u1", "allowed": true, "auditAnnotations": notes});
+    assert_eq!(answer, told);
+    // Nothing is taken off a pod either.
+    let mut marked = pod("p");
+    marked["metadata"]["labels"] = json!({KEY: "other"});
+    let answer = webhook.answer(&review(&marked)).await;
+    assert_eq!(answer, json!({"uid": "u1", "allowed": true}));
+    let mut unsized_pod = pod("p");
+    unsized_pod["spec"]["containers"][0]["resources"] = json!({});
+    let answer = webhook.answer(&review(&unsized_pod)).await;
+    assert_eq!(answer["auditAnnotations"]["skipped"], "NoCPU");
+    assert_eq!(answer.get("patch"), None);
+
+    for (outcome, reason, count) in [
+        ("would_boost", "", 1),
+        ("boosted", "", 0),
+        ("unmatched", "", 1),
+        ("skipped", "NoCPU", 1),
+    ] {
+        assert_eq!(webhook.counted(outcome, reason), count, "{outcome}");
+    }
+    let mut shown = review(&pod("p"));
+    shown["request"]["dryRun"] = true.into();
+    assert_eq!(patch(&webhook.answer(&shown).await), first_patch());
+    assert_eq!(webhook.counted_in_all(), 3);
 }
 
 // === sockets ===

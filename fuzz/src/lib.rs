@@ -92,6 +92,7 @@ pub fn admitter(snapshot: Option<Snapshot>, settings: Settings) -> Admitter {
         settings,
         clock: Clock::new(now),
         metrics: Metrics::default().admission,
+        dry_run: false,
     }
 }
 

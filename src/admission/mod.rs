@@ -16,6 +16,7 @@ pub use http::{refusals, routes};
 pub use review::BadReview;
 
 use crate::{
+    api::Pod,
     clock::Clock,
     domain::{
         admission::{Admission, Outcome, Settings, admit},
@@ -36,6 +37,9 @@ pub struct Admitter {
     pub clock: Clock,
     /// Counts outcomes.
     pub metrics: AdmissionMetrics,
+    /// `--dry-run`: pods are left as they are, and what they would get is told. (Not the API server's dry run, which shows
+    /// what would be, and stores nothing.)
+    pub dry_run: bool,
 }
 
 impl Admitter {
@@ -47,6 +51,9 @@ impl Admitter {
         let began = Instant::now();
         let answered = self.decide(body);
         match &answered {
+            Ok((Some(Outcome::Boosted), _)) if self.dry_run => {
+                self.metrics.would_boost(began.elapsed());
+            }
             Ok((outcome, _)) => self.metrics.answered(*outcome, began.elapsed()),
             Err(_) => self.metrics.unreadable(),
         }
@@ -78,9 +85,16 @@ impl Admitter {
             "review",
             uid = %asked.uid,
             namespace = %asked.namespace,
-            pod = pod.metadata.name.as_deref().or(pod.metadata.generate_name.as_deref()).unwrap_or_default(),
+            pod = name(&pod),
         );
         span.in_scope(|| log(&admission));
+        if self.dry_run && !asked.is_dry_run {
+            tell(&asked.namespace, &pod, &admission);
+            return Ok((
+                Some(admission.outcome),
+                review::told(&asked.uid, &admission),
+            ));
+        }
         if !asked.is_dry_run {
             let clamps = admission.containers.iter();
             clamps
@@ -95,14 +109,37 @@ impl Admitter {
     }
 }
 
+/// What is known of a new pod's name.
+fn name(pod: &Pod) -> &str {
+    let name = pod.metadata.name.as_deref();
+    name.or(pod.metadata.generate_name.as_deref())
+        .unwrap_or_default()
+}
+
 fn log(admission: &Admission) {
-    let boost = admission
-        .boost
-        .as_ref()
-        .map_or("", |boost| boost.name.as_str());
+    let boost = boost(admission);
     match admission.outcome {
         Outcome::Boosted => tracing::debug!(boost, "boosted"),
         Outcome::Skipped(reason) => tracing::debug!(boost, %reason, "not boosted"),
         Outcome::NoBoost | Outcome::Untouchable => tracing::trace!("no boost"),
     }
+}
+
+/// Says what a pod would get that a dry run leaves as it is.
+fn tell(namespace: &str, pod: &Pod, admission: &Admission) {
+    if let Some(containers) = review::changes(admission) {
+        let (name, boost) = (name(pod), boost(admission));
+        tracing::info!(
+            namespace,
+            name,
+            boost,
+            containers,
+            "dry run: the pod would be boosted"
+        );
+    }
+}
+
+fn boost(admission: &Admission) -> &str {
+    let boost = admission.boost.as_ref();
+    boost.map_or("", |boost| boost.name.as_str())
 }

@@ -216,18 +216,32 @@ pub(super) fn skipped(uid: &str, boost: Option<&str>, reason: Reason) -> Vec<u8>
 
 /// The answer with a patch. An empty patch is left out.
 pub(super) fn patched(uid: &str, admission: &Admission, patch: &Patch) -> Vec<u8> {
+    let bytes = (!patch.0.is_empty())
+        .then(|| serde_json::to_vec(patch).expect("a JSON Patch can be written as JSON"));
+    answer(uid, bytes, notes_of(admission))
+}
+
+/// The answer of a dry run: it changes nothing, and says what would be changed. (No warning: whoever creates a pod would see
+/// one each time, and has asked for nothing.)
+pub(super) fn told(uid: &str, admission: &Admission) -> Vec<u8> {
+    let mut notes = notes_of(admission);
+    if let Some(changes) = changes(admission) {
+        notes.insert("would-boost", changes.into());
+    }
+    answer(uid, None, notes)
+}
+
+fn notes_of(admission: &Admission) -> Notes<'_> {
     let reason = match admission.outcome {
         Outcome::Skipped(reason) => Some(reason),
         _ => None,
     };
     let boost = admission.boost.as_ref().map(|boost| boost.name.as_str());
-    let bytes = (!patch.0.is_empty())
-        .then(|| serde_json::to_vec(patch).expect("a JSON Patch can be written as JSON"));
     let mut notes = notes(boost, reason);
     if let Some(clamped) = clamped(admission) {
         notes.insert("clamped", clamped.into());
     }
-    answer(uid, bytes, notes)
+    notes
 }
 
 fn notes(boost: Option<&str>, reason: Option<Reason>) -> Notes<'_> {
@@ -236,6 +250,13 @@ fn notes(boost: Option<&str>, reason: Option<Reason>) -> Notes<'_> {
         .into_iter()
         .chain(reason.map(|reason| ("skipped", reason.as_str().into())))
         .collect()
+}
+
+/// What containers get, in their order: `app 500m/1 -> 1500m/3`. `None` where none is boosted.
+pub(super) fn changes(admission: &Admission) -> Option<String> {
+    let boosted = admission.containers.iter().filter(|it| it.is_boosted());
+    let changes = boosted.map(|it| format!("{} {} -> {}", it.name, it.from, it.to));
+    Some(changes.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty())
 }
 
 /// Which containers get less than their policy says, and why: `app=LimitRange`.

@@ -11,7 +11,7 @@ use kube::{
 
 use super::{CheckArgs, Finding, ask};
 use crate::{
-    api::{Node, Pod, PodSpec, Toleration},
+    api::{BOOST_KEY, Node, Pod, PodSpec, Toleration},
     config::go_bool,
     domain::nodes::{NodeFacts, Nodes},
     upstream::{self, Leftover},
@@ -25,6 +25,15 @@ const PAGE: u32 = 500;
 const NAMED: usize = 10;
 /// Our Deployment, as the manifests call it.
 const DEPLOYMENT: &str = "headstart";
+
+/// A flag that is on or off: its variable, and itself.
+type Flag = (&'static str, &'static str);
+/// Each has pods boosted that run already.
+const RAISES: [Flag; 2] = [
+    ("BOOST_ON_RESTART", "--boost-on-restart"),
+    ("BOOST_MISSED_PODS", "--boost-missed-pods"),
+];
+const DRY_RUN: [Flag; 1] = [("DRY_RUN", "--dry-run")];
 
 /// Whether an API server is too old to resize pods in place.
 pub(crate) fn is_too_old(version: &Info) -> bool {
@@ -70,10 +79,38 @@ fn of_resources(resources: &[APIResource]) -> Finding {
 }
 
 pub(super) async fn deployment(client: &Client, args: &CheckArgs) -> Finding {
-    read_deployment(client, args).await.map_or_else(
-        |trouble| trouble,
-        |deployment| of_deployment(deployment.as_ref(), &args.namespace),
-    )
+    let deployment = match read_deployment(client, args).await {
+        Ok(deployment) => deployment,
+        Err(trouble) => return trouble,
+    };
+    let mut findings = vec![of_deployment(deployment.as_ref(), &args.namespace)];
+    if deployment.is_some_and(|deployment| is_told(&deployment, &DRY_RUN)) {
+        findings.push(dry_run(client).await);
+    }
+    Finding::all(findings)
+}
+
+/// What a dry run leaves as it is.
+async fn dry_run(client: &Client) -> Finding {
+    let resource = ApiResource::erase::<Pod>(&());
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    let claims = ListParams::default().labels(BOOST_KEY);
+    let claims = ask("list", "pods", api.list_metadata(&claims)).await;
+    claims.map_or_else(|trouble| trouble, |pods| of_dry_run(pods.items.len()))
+}
+
+fn of_dry_run(boosted: usize) -> Finding {
+    let dry = "it runs with --dry-run: no pod is boosted";
+    let advice = "docs/switching.md says how a trial ends";
+    match boosted {
+        0 => Finding::warning(dry, advice),
+        _ => Finding::warning(
+            format!(
+                "{dry}, and it takes nothing back from the {boosted} pods that have the label of a boost"
+            ),
+            format!("{advice}; headstart revert --all ends boosts of an earlier run"),
+        ),
+    }
 }
 
 async fn read_deployment(
@@ -90,15 +127,21 @@ async fn read_deployment(
 
 /// Whether our Deployment is told to boost pods that run already. One that can't be read is not; its own check says so.
 pub(super) async fn raises(client: &Client, args: &CheckArgs) -> bool {
-    let deployment = read_deployment(client, args).await;
-    deployment.is_ok_and(|deployment| deployment.is_some_and(|it| is_raising(&it)))
+    is_any_set(client, args, &RAISES).await
 }
 
-fn is_raising(deployment: &DynamicObject) -> bool {
-    let flags = [
-        ("BOOST_ON_RESTART", "--boost-on-restart"),
-        ("BOOST_MISSED_PODS", "--boost-missed-pods"),
-    ];
+/// Whether our Deployment is told to write nothing to pods; likewise.
+pub(super) async fn runs_dry(client: &Client, args: &CheckArgs) -> bool {
+    is_any_set(client, args, &DRY_RUN).await
+}
+
+async fn is_any_set(client: &Client, args: &CheckArgs, flags: &[Flag]) -> bool {
+    let deployment = read_deployment(client, args).await;
+    deployment.is_ok_and(|deployment| deployment.is_some_and(|it| is_told(&it, flags)))
+}
+
+/// Whether any of these flags is set.
+fn is_told(deployment: &DynamicObject, flags: &[Flag]) -> bool {
     let containers = &deployment.data["spec"]["template"]["spec"]["containers"];
     let is_on = |value: &str| go_bool(value) == Ok(true);
     containers
@@ -199,7 +242,7 @@ fn of_nodes(count: usize, old: &[String]) -> Finding {
     )
 }
 
-pub(super) async fn upstream(client: &Client) -> Finding {
+pub(super) async fn upstream(client: &Client, args: &CheckArgs) -> Finding {
     let mut findings = Vec::new();
     let mut found = Vec::new();
     for kind in upstream::Kind::ALL {
@@ -217,24 +260,30 @@ pub(super) async fn upstream(client: &Client) -> Finding {
             Err(trouble) => findings.push(trouble),
         }
     }
-    findings.push(of_leftovers(&found));
+    let is_dry = runs_dry(client, args).await;
+    findings.push(of_leftovers(&found, is_dry));
     Finding::all(findings)
 }
 
-fn of_leftovers(found: &[Leftover]) -> Finding {
+fn of_leftovers(found: &[Leftover], is_dry: bool) -> Finding {
     if found.is_empty() {
         return Finding::ok("nothing of kube-startup-cpu-boost is installed");
     }
     let join = |texts: Vec<String>, with: &str| texts.join(with);
+    let names = join(found.iter().map(Leftover::to_string).collect(), ", ");
+    let removals = format!(
+        "{}; never delete its CustomResourceDefinition: all boosts would go with it",
+        join(found.iter().map(Leftover::removal).collect(), "; ")
+    );
+    if is_dry {
+        return Finding::warning(
+            format!("kube-startup-cpu-boost is installed, beside a dry run: {names}"),
+            format!("when the dry run ends: {removals}"),
+        );
+    }
     Finding::failed(
-        format!(
-            "kube-startup-cpu-boost is installed too, and would boost the same pods: {}",
-            join(found.iter().map(Leftover::to_string).collect(), ", ")
-        ),
-        format!(
-            "{}; never delete its CustomResourceDefinition: all boosts would go with it",
-            join(found.iter().map(Leftover::removal).collect(), "; ")
-        ),
+        format!("kube-startup-cpu-boost is installed too, and would boost the same pods: {names}"),
+        removals,
     )
 }
 
@@ -250,7 +299,8 @@ mod tests {
         let is_raising = |container: serde_json::Value| {
             let template = json!({"spec": {"containers": [container]}});
             let deployment = json!({"metadata": {}, "spec": {"template": template}});
-            is_raising(&serde_json::from_value(deployment).expect("a Deployment"))
+            let deployment = serde_json::from_value(deployment).expect("a Deployment");
+            is_told(&deployment, &RAISES)
         };
         let env = |value: &str| json!({"env": [{"name": "BOOST_MISSED_PODS", "value": value}]});
         assert!(is_raising(env("true")) && is_raising(env("1")));
@@ -340,16 +390,19 @@ mod tests {
 
     #[test]
     fn each_leftover_has_its_command() {
-        assert_eq!(of_leftovers(&[]).outcome, Outcome::Ok);
+        assert_eq!(of_leftovers(&[], false).outcome, Outcome::Ok);
         let leftover = |kind, namespace: Option<&str>, name: &str| Leftover {
             kind,
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),
         };
-        let found = of_leftovers(&[
+        let leftovers = [
             leftover(Kind::MutatingWebhookConfiguration, None, "m"),
             leftover(Kind::Deployment, Some("boosts"), "d"),
-        ]);
+        ];
+        let beside = of_leftovers(&leftovers, true);
+        assert_eq!(beside.outcome, Outcome::Warning);
+        let found = of_leftovers(&leftovers, false);
         assert_eq!(found.outcome, Outcome::Failed);
         let advice = found.advice.unwrap_or_default();
         for words in [

@@ -227,7 +227,7 @@ pub async fn run(args: &CheckArgs) -> Result<Report, CheckError> {
         ("deployment", cluster::deployment(&client, args).boxed()),
         ("webhook", webhook::check(&client, args).boxed()),
         ("nodes", cluster::nodes(&client).boxed()),
-        ("upstream", cluster::upstream(&client).boxed()),
+        ("upstream", cluster::upstream(&client, args).boxed()),
     ];
     let checks = checks.map(|(name, check)| check.map(move |finding| (name, finding)));
     Ok(Report(join_all(checks).await))

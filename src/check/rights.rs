@@ -1,5 +1,5 @@
 //! The rights of our account: all that `manifests/rbac.yaml` grants, asked one by one; where cert-manager keeps the webhook's CA,
-//! without those for certificates of our own.
+//! without those for certificates of our own, and where it runs dry, without those to write to pods and boosts.
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::authorization::v1::{
@@ -7,7 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 
-use super::{CheckArgs, Finding, ask, webhook};
+use super::{CheckArgs, Finding, ask, cluster, webhook};
 
 /// Reviews that are asked for at once.
 const AT_ONCE: usize = 8;
@@ -117,6 +117,12 @@ impl Right {
         self.resource == "secrets" || of_webhook && self.name == Some(webhook::CONFIGURATION)
     }
 
+    /// Whether it is needed for nothing but what a dry run doesn't do: to write to pods and boosts, and Events.
+    fn is_for_boosts(self) -> bool {
+        let of_pods = matches!(self.resource, "pods" | "pods/resize") && self.verb == "patch";
+        of_pods || self.group == BOOSTS && self.resource.contains('/') || self.resource == "events"
+    }
+
     /// As people are told of it.
     fn text(self) -> String {
         let name = self.name.map_or(String::new(), |name| format!(" ({name})"));
@@ -179,7 +185,9 @@ fn rights() -> impl Iterator<Item = Right> {
 pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
     let api = Api::<SubjectAccessReview>::all(client.clone());
     let makes_certificates = !webhook::is_injected(client).await;
+    let is_dry = cluster::runs_dry(client, args).await;
     let needed = rights().filter(|right| makes_certificates || !right.is_for_certificates());
+    let needed = needed.filter(|right| !is_dry || !right.is_for_boosts());
     let reviews = stream::iter(needed).map(|right| {
         let api = &api;
         async move {
@@ -281,6 +289,18 @@ mod tests {
              list secrets (headstart-certificates), \
              watch secrets (headstart-certificates), \
              update secrets (headstart-certificates)"
+        );
+    }
+
+    #[test]
+    fn some_rights_are_to_write_to_pods_and_boosts() {
+        let rights = rights().filter(|right| right.is_for_boosts());
+        let rights: Vec<_> = rights.map(Right::text).collect();
+        assert_eq!(
+            rights.join(", "),
+            "patch pods, patch pods/resize, \
+             patch startupcpuboosts/status, patch clusterstartupcpuboosts/status, \
+             create events, update startupcpuboosts/record"
         );
     }
 

@@ -1,5 +1,7 @@
 //! The two CPU values of a container.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::quantity::MilliCpu;
@@ -14,6 +16,14 @@ pub struct Cpu {
     /// Limit; `None` is absent, which is more than any limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<MilliCpu>,
+}
+
+/// As `request/limit`, with `-` for what is absent.
+impl fmt::Display for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |value: Option<MilliCpu>| value.map_or("-".to_owned(), |cpu| cpu.to_string());
+        write!(f, "{}/{}", text(self.request), text(self.limit))
+    }
 }
 
 impl Cpu {

@@ -24,7 +24,9 @@ use crate::{
     api::Pod,
     clock::Clock,
     domain::{
+        cpu::Cpu,
         end::EndedBy,
+        quantity::MilliCpu,
         raise::Raise,
         record::{Cause, LoanValue, Record, Set},
         revert::Finish,
@@ -245,18 +247,20 @@ impl Events {
 fn spell_out(record: &Record, back: bool) -> String {
     let containers = record.containers.iter().filter_map(|(name, loan)| {
         let loan = loan.as_ref().ok()?;
-        let values = |set| format!("{}/{}", spell(loan.request, set), spell(loan.limit, set));
+        let values = |set| Cpu {
+            request: value(loan.request, set),
+            limit: value(loan.limit, set),
+        };
         Some(format!("{name} {} -> {}", values(back), values(!back)))
     });
     containers.collect::<Vec<_>>().join(", ")
 }
 
-/// One value as it was set, or as it was before; absent ones as `-`.
-fn spell(value: Option<LoanValue>, set: bool) -> String {
-    let cpu = value.and_then(|value| match (set, value.set) {
+/// One value as it was set, or as it was before.
+fn value(value: Option<LoanValue>, set: bool) -> Option<MilliCpu> {
+    value.and_then(|value| match (set, value.set) {
         (true, Set::To(cpu)) => Some(cpu),
         (true, Set::Removed | Set::Unrecorded) => None,
         (false, _) | (true, Set::Untouched) => Some(value.original),
-    });
-    cpu.map_or("-".to_owned(), |cpu| cpu.to_string())
+    })
 }

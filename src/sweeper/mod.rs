@@ -3,6 +3,7 @@
 //! It looks at each claim when the pod changes and when its boost is due, asks [`decide`] what to do, and does it. Orphans
 //! of an earlier leader are not a special case: a term begins by looking at every claim, the most overdue first.
 
+mod dry_run;
 mod events;
 mod missed;
 mod raise;
@@ -64,11 +65,17 @@ pub struct Sweeper {
     pub events: Arc<Events>,
     /// Counts reverts.
     pub metrics: RevertMetrics,
+    /// `--dry-run`: what would be written to pods is told, and not written.
+    pub dry_run: bool,
 }
 
 impl Sweeper {
     /// Leads until the term ends. Writes that are under way then end first; each has a deadline.
-    pub async fn lead(self, term: CancellationToken) {
+    pub async fn lead(mut self, term: CancellationToken) {
+        if self.dry_run {
+            // What a dry run has left unboosted at admission, where it has told of it, would look as if it had been missed.
+            self.missed = None;
+        }
         let caches = async {
             let known = || match self.missed {
                 None => self.boosts.synced() && self.snapshots.limit_ranges("").is_some(),

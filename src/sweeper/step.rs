@@ -129,6 +129,12 @@ impl Progress<'_> {
             let written = match self.sweeper.decide(pod, self.template.as_deref()) {
                 // The next leader decides for itself.
                 _ if term.is_cancelled() => return self.done(),
+                // The next look tells of it.
+                Decision::Revert(_) | Decision::Finish(_) | Decision::Raise(_)
+                    if self.sweeper.dry_run =>
+                {
+                    return self.done();
+                }
                 Decision::Revert(revert) if self.resized.is_empty() => self.resize(&revert).await,
                 Decision::Finish(finish) => self.finish(&finish).await,
                 // The cache does not have all that a raise goes by.

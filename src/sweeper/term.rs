@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Sweeper,
+    dry_run::{Told, tell},
     step::{Step, Task, step},
 };
 use crate::{
@@ -75,6 +76,8 @@ struct Claim {
     asked: Option<Instant>,
     /// What was last said of what keeps it from ending, so that it is said once.
     said: Option<&'static str>,
+    /// What a dry run has told of it.
+    told: Told,
 }
 
 impl Claim {
@@ -170,6 +173,12 @@ impl Term {
             self.look(uid);
         }
         self.sweeper.tally.settle();
+        if self.sweeper.dry_run && !claims.is_empty() {
+            tracing::warn!(
+                pods = claims.len(),
+                "dry run: pods are boosted, and stay so until a replica leads that runs without --dry-run"
+            );
+        }
         self.act(term);
         loop {
             let next_look = self.looks.first().map(|(at, _)| *at);
@@ -378,6 +387,12 @@ fn next(sweeper: &Sweeper, claim: &mut Claim, has_claim: bool) -> Next {
         Next::Act(due, Task::Act { read })
     };
     let next = match sweeper.decide(&claim.pod, claim.template.as_deref()) {
+        decision @ (Decision::Revert(_) | Decision::Finish(_) | Decision::Raise(_))
+            if sweeper.dry_run =>
+        {
+            tell(sweeper, &claim.pod, &mut claim.told, &decision);
+            Next::Idle
+        }
         Decision::Revert(revert) => match claim.next_resize.filter(|at| *at > now) {
             Some(at) => Next::Look(at),
             None => act(claim, revert.due.at),
@@ -460,7 +475,9 @@ fn say(sweeper: &Sweeper, claim: &mut Claim, reason: &'static str, text: &str) {
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     tracing::warn!(namespace, name, reason, text, "a boost can't be taken back");
     sweeper.metrics.stuck(reason);
-    sweeper.events.failed(&claim.pod, reason, text);
+    if !sweeper.dry_run {
+        sweeper.events.failed(&claim.pod, reason, text);
+    }
     sweeper
         .tally
         .trouble(&uid(&claim.pod), Some((reason, text)));

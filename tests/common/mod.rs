@@ -281,6 +281,8 @@ pub(crate) struct Replica {
     pub(crate) settings: Settings,
     /// Whether it boosts pods that admission has missed.
     pub(crate) missed: bool,
+    /// Whether it runs dry.
+    pub(crate) dry_run: bool,
     tasks: JoinSet<()>,
 }
 
@@ -330,6 +332,7 @@ impl Replica {
             metrics,
             settings: Settings::default(),
             missed: false,
+            dry_run: false,
             tasks,
         }
     }
@@ -350,6 +353,7 @@ impl Replica {
             tally: Arc::clone(&self.tally),
             events: Arc::clone(&self.events),
             metrics: self.metrics.revert.clone(),
+            dry_run: self.dry_run,
         }
     }
 
@@ -361,6 +365,7 @@ impl Replica {
             tally: Arc::clone(&self.tally),
             clock: clock(&self.server),
             metrics: Arc::clone(&self.metrics),
+            dry_run: self.dry_run,
         }
     }
 

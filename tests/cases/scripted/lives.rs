@@ -132,6 +132,7 @@ impl Leader {
             tally: Arc::clone(&tally),
             clock: Clock::new(move || wall.now()),
             metrics: Arc::clone(&metrics),
+            dry_run: false,
         };
         let sweeper = Sweeper {
             writer: Writer::new(server.client("leader")),
@@ -144,6 +145,7 @@ impl Leader {
             tally,
             events,
             metrics: metrics.revert.clone(),
+            dry_run: false,
         };
         let term = CancellationToken::new();
         let work = async move {
@@ -671,6 +673,7 @@ impl<'a> Stage<'a> {
             },
             clock: Clock::new(move || now),
             metrics: leader.metrics.admission.clone(),
+            dry_run: false,
         };
         let sent = world::sent(self.cases, &admit)?;
         let answer = admitter.answer(review::of_pod(&sent, false).to_string().as_bytes())?;

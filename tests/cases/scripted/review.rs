@@ -37,6 +37,7 @@ pub fn admitter(
         settings: pure::settings(admit)?,
         clock: Clock::new(move || at),
         metrics: metrics.admission.clone(),
+        dry_run: false,
     };
     Ok((Arc::new(admitter), metrics))
 }

@@ -67,6 +67,7 @@ async fn run(cases: &Cases, id: Id, storm: &Storm) -> anyhow::Result<()> {
         settings: pure::settings(admit)?,
         clock: Clock::new(move || clock.now()),
         metrics: leader.metrics.admission.clone(),
+        dry_run: false,
     });
     sleep(Duration::from_secs(1)).await;
     ensure!(

@@ -4,20 +4,28 @@ use std::{fs, path::Path, process::Command};
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::{binaries::Binaries, cluster::manifests};
 
-/// What kubectl makes of a `kustomization.yaml` beside the folder `manifests`.
+/// A folder with a `kustomization.yaml` beside a copy of the folder `manifests`.
+///
+/// # Errors
+/// If the manifests can't be copied.
+pub fn overlay(kustomization: &Value) -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    copy(&manifests(), &folder.path().join("manifests"))?;
+    let path = folder.path().join("kustomization.yaml");
+    fs::write(path, kustomization.to_string())?;
+    Ok(folder)
+}
+
+/// What kubectl makes of it.
 ///
 /// # Errors
 /// If there is no kubectl, or it can't build that.
-pub fn kustomize(overlay: &Value) -> Result<Vec<Value>> {
-    let folder = tempfile::tempdir()?;
-    copy(&manifests(), &folder.path().join("manifests"))?;
-    fs::write(
-        folder.path().join("kustomization.yaml"),
-        overlay.to_string(),
-    )?;
+pub fn kustomize(kustomization: &Value) -> Result<Vec<Value>> {
+    let folder = overlay(kustomization)?;
     let mut kubectl = Command::new(Binaries::find()?.kubectl);
     let built = kubectl.arg("kustomize").arg(folder.path()).output()?;
     let errors = String::from_utf8_lossy(&built.stderr);
