@@ -2,7 +2,7 @@
 //! answered when they were created.
 //!
 //! Decided from the pod as it is, like all else: a restart is a `restartCount` above the one in the record. What the
-//! containers get is [admission](super::admission)'s decision, from the values that they have now; whether a node and a
+//! containers get is [admission]'s decision, from the values that they have now; whether a node and a
 //! quota have room for it, the API server and the kubelet say.
 
 use std::iter;
