@@ -250,8 +250,8 @@ impl<'a> End<'a> {
 
     async fn resize(&self, revert: &Revert) -> Result<Pod, Failure> {
         // Which LimitRanges there are is not known here.
-        self.writer.rehearse(&self.pod, revert).await?;
-        self.writer.resize(&self.pod, revert).await
+        self.writer.rehearse(&self.pod, &revert.containers).await?;
+        self.writer.resize(&self.pod, &revert.containers).await
     }
 
     /// The record as it announces what ends it, where it doesn't yet.

@@ -118,7 +118,7 @@ fn reverts(mut pod: Value, originals: &[Cpu]) {
         panic!("it is not reverted when it is Ready");
     };
     check::revert_only_lowers(&boosted, &revert);
-    let reverted = check::resized(&pod, &patch::resize(&boosted, &revert));
+    let reverted = check::resized(&pod, &patch::resize(&boosted, &revert.containers));
     check::only_cpu_and_marks_differ(&pod, &reverted);
     let reverted = check::read(&reverted);
     assert_eq!(

@@ -197,7 +197,7 @@ pub fn revert_only_lowers(pod: &Pod, revert: &Revert) {
         let now = found.map(Cpu::of).find(|now| is_lower(back.to, *now));
         assert!(now.is_some(), "{back:?} lowers no container of the pod");
     }
-    let body = patch::resize(pod, revert);
+    let body = patch::resize(pod, &revert.containers);
     assert_eq!(keys(&body), ["metadata", "spec"]);
     assert_eq!(keys(&body["metadata"]), ["uid", "resourceVersion"]);
     for entry in body_entries(&body) {

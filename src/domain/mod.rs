@@ -11,7 +11,7 @@
 //!
 //! pod with a record ── revert::decide(policy?, now) ─► Revert / Finish   → patch::resize, patch::finish
 //!                                                    ├► Wait(until) …    → look again
-//!                                                    └► Raise ── raise::again(snapshot) ─► patch::claim, patch::raise
+//!                                                    └► Raise ── raise::again(snapshot) ─► patch::claim, patch::resize
 //! pod that admission missed ── raise::missed(snapshot) ──────────────────► the same
 //! ```
 //!

@@ -17,7 +17,7 @@ use super::{
     quantity::MilliCpu,
     raise::Raise,
     record::Record,
-    revert::{ContainerRevert, Finish, Revert},
+    revert::{ContainerRevert, Finish},
 };
 use crate::api::{Amounts, BOOST_KEY, Pod};
 
@@ -129,18 +129,6 @@ fn pointer(path: String) -> PointerBuf {
         .expect("a path of ours begins with a slash, and slashes in it are escaped")
 }
 
-/// The strategic-merge body for `pods/resize`: these containers' CPU values, merged by container name.
-#[must_use]
-pub fn resize(pod: &Pod, revert: &Revert) -> Value {
-    set_cpu(pod, &revert.containers)
-}
-
-/// The strategic-merge body for `pods/resize` that raises.
-#[must_use]
-pub fn raise(pod: &Pod, raise: &Raise) -> Value {
-    set_cpu(pod, &raise.containers)
-}
-
 /// The merge body for the pod that comes before a raise: claim and record.
 #[must_use]
 pub fn claim(pod: &Pod, raise: &Raise) -> Value {
@@ -150,7 +138,9 @@ pub fn claim(pod: &Pod, raise: &Raise) -> Value {
     json!({"metadata": metadata})
 }
 
-fn set_cpu(pod: &Pod, containers: &[ContainerRevert]) -> Value {
+/// The strategic-merge body for `pods/resize`, of a revert or a raise: these containers' CPU values, merged by container name.
+#[must_use]
+pub fn resize(pod: &Pod, containers: &[ContainerRevert]) -> Value {
     let mut spec = Map::new();
     for container in containers {
         let mut resources = Map::new();

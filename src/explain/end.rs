@@ -58,7 +58,7 @@ pub(super) fn explain<'a>(
     match decision {
         Decision::Revert(revert) => {
             (end.action, end.by) = ("revert", Some(revert.due.by));
-            end.resize = Some(patch::resize(&pod.pod, &revert));
+            end.resize = Some(patch::resize(&pod.pod, &revert.containers));
             let after = resized(&pod.pod, &revert);
             if let Decision::Finish(finish) = decide(&after, policy, settings, now) {
                 end.metadata = Some(patch::finish(&pod.pod, &finish));

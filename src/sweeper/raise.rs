@@ -32,7 +32,7 @@ pub(super) async fn carry_out(
 ) -> Result<Raised, Failure> {
     let writer = &sweeper.writer;
     let counted = |failure: &Failure| sweeper.metrics.raised(raise.cause, failure.as_str());
-    match writer.rehearse_raise(pod, raise).await {
+    match writer.rehearse(pod, &raise.containers).await {
         Ok(Checked) => {}
         Err(failure) if failure.may_pass() => return Err(failure),
         Err(refused) => {
@@ -70,7 +70,7 @@ async fn resize(
     raise: &Raise,
 ) -> Result<Pod, Failure> {
     for _ in 0..TRIES {
-        let written = writer.raise(&pod, raise).await;
+        let written = writer.resize(&pod, &raise.containers).await;
         sweeper.metrics.wrote("raise", written.as_ref().err());
         match written {
             Err(Failure::Conflict) => {}

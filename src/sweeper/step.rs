@@ -195,12 +195,12 @@ impl Progress<'_> {
         let sweeper = self.sweeper;
         let pod = self.fresh.as_ref().unwrap_or(self.cached);
         let rehearsed = if sweeper.defaults_might_be_added(pod) {
-            sweeper.writer.rehearse(pod, revert).await
+            sweeper.writer.rehearse(pod, &revert.containers).await
         } else {
             Ok(Checked)
         };
         let written = match rehearsed {
-            Ok(Checked) => sweeper.writer.resize(pod, revert).await,
+            Ok(Checked) => sweeper.writer.resize(pod, &revert.containers).await,
             Err(failure) => Err(failure),
         };
         let now = sweeper.clock.now();

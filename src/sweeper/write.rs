@@ -20,7 +20,7 @@ use crate::{
         patch,
         raise::Raise,
         record::Record,
-        revert::{ContainerRevert, Finish, Revert},
+        revert::{ContainerRevert, Finish},
     },
     error::Chain,
 };
@@ -57,12 +57,12 @@ impl Writer {
         }
     }
 
-    /// Resizes back. The answer is the pod as it is now.
+    /// Resizes, back or up. The answer is the pod as it is now.
     ///
     /// # Errors
     /// As classified.
-    pub async fn resize(&self, pod: &Pod, revert: &Revert) -> Result<Pod, Failure> {
-        let body = Patch::Strategic(patch::resize(pod, revert));
+    pub async fn resize(&self, pod: &Pod, containers: &[ContainerRevert]) -> Result<Pod, Failure> {
+        let body = Patch::Strategic(patch::resize(pod, containers));
         within_deadline(
             self.pods(pod)
                 .patch_subresource("resize", name(pod), &params(), &body),
@@ -106,46 +106,14 @@ impl Writer {
         within_deadline(self.pods(pod).patch(name(pod), &params(), &body)).await
     }
 
-    /// Raises. The answer is the pod as it is now.
-    ///
-    /// # Errors
-    /// As classified.
-    pub(crate) async fn raise(&self, pod: &Pod, raise: &Raise) -> Result<Pod, Failure> {
-        let body = Patch::Strategic(patch::raise(pod, raise));
-        within_deadline(
-            self.pods(pod)
-                .patch_subresource("resize", name(pod), &params(), &body),
-        )
-        .await
-    }
-
     /// Sends the resize as a dry run, and looks whether it would change anything but our CPU values: on a resize the API
     /// server adds LimitRange defaults to every container of the pod, also a memory limit to a running process.
     ///
     /// # Errors
     /// [`Failure::LimitRangeDefaults`] where it would.
-    pub(crate) async fn rehearse(&self, pod: &Pod, revert: &Revert) -> Result<Checked, Failure> {
-        let body = patch::resize(pod, revert);
-        self.rehearse_body(pod, body, &revert.containers).await
-    }
-
-    /// The same for a raise, which is always tried first: what is refused must leave no record behind.
-    ///
-    /// # Errors
-    /// Whatever refuses it.
-    pub(crate) async fn rehearse_raise(
+    pub(crate) async fn rehearse(
         &self,
         pod: &Pod,
-        raise: &Raise,
-    ) -> Result<Checked, Failure> {
-        let body = patch::raise(pod, raise);
-        self.rehearse_body(pod, body, &raise.containers).await
-    }
-
-    async fn rehearse_body(
-        &self,
-        pod: &Pod,
-        body: Value,
         containers: &[ContainerRevert],
     ) -> Result<Checked, Failure> {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -159,7 +127,7 @@ impl Writer {
         if stored.metadata.resource_version != pod.metadata.resource_version {
             return Err(Failure::Conflict);
         }
-        let body = Patch::Strategic(body);
+        let body = Patch::Strategic(patch::resize(pod, containers));
         let dry_run = PatchParams {
             dry_run: true,
             ..params()

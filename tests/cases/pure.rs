@@ -488,7 +488,7 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
     let mut world = World::begin(cases, id, life)?;
     let settings = flags(&life.flags)?.end;
     let template = life.template.as_deref();
-    let (mut failure, mut raise) = (None, None);
+    let (mut failure, mut raise) = (None, None::<Raise>);
     for look in &life.looks {
         world.change(look)?;
         let mut bodies = Vec::new();
@@ -506,7 +506,7 @@ fn check_life(cases: &Cases, id: Id, life: &Life) -> anyhow::Result<()> {
             if let (Some(raise), [Then::Resize(containers)]) = (raise.take(), &alternatives[..]) {
                 let pod: Pod = serde_json::from_value(world.pod.clone())?;
                 let wanted = world.resize_body(containers);
-                same_body(&patch::raise(&pod, &raise), &wanted)?;
+                same_body(&patch::resize(&pod, &raise.containers), &wanted)?;
                 world.resize(&wanted);
                 continue;
             }
@@ -669,9 +669,10 @@ fn bodies_of(
 ) -> anyhow::Result<(Option<Value>, Option<Value>)> {
     let pod: Pod = serde_json::from_value(world.pod.clone())?;
     let (got, wanted) = match (then, decision) {
-        (Then::Resize(containers), Decision::Revert(revert)) => {
-            (patch::resize(&pod, revert), world.resize_body(containers))
-        }
+        (Then::Resize(containers), Decision::Revert(revert)) => (
+            patch::resize(&pod, &revert.containers),
+            world.resize_body(containers),
+        ),
         (Then::Finish(_), Decision::Finish(finish)) => {
             let by = finish.ended.as_ref().map(|(_, by)| *by);
             let by = by.map_or("", EndedBy::as_str);

@@ -105,7 +105,7 @@ fn reverted(boosted: &Value, settings: Settings) -> Result<Value, TestCaseError>
     let Decision::Revert(revert) = decide(&typed, None, settings.end, due) else {
         return Err(TestCaseError::fail("it is not reverted when it is due"));
     };
-    Ok(merged(boosted, &patch::resize(&typed, &revert)))
+    Ok(merged(boosted, &patch::resize(&typed, &revert.containers)))
 }
 
 /// The pod after a resize with this body.
@@ -232,7 +232,7 @@ proptest! {
         let Some(raise) = raise::missed(&scene.snapshot(), scene.settings, &pod, "own", now()) else {
             return Ok(());
         };
-        let raised = merged(&sent, &patch::raise(&pod, &raise));
+        let raised = merged(&sent, &patch::resize(&pod, &raise.containers));
         for (old, new) in cpus(&sent).iter().zip(cpus(&raised)) {
             prop_assert!(new.request >= old.request && new.limit >= old.limit, "{:?} to {:?}", old, new);
             prop_assert_eq!((new.request.is_some(), new.limit.is_some()), (old.request.is_some(), old.limit.is_some()));

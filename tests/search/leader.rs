@@ -183,7 +183,7 @@ impl Leader<'_> {
         let (purpose, body) = if self.memory.is_none() == claims_first {
             (Purpose::Claim, patch::claim(&seen, &raise))
         } else {
-            (Purpose::Raise, patch::raise(&seen, &raise))
+            (Purpose::Raise, patch::resize(&seen, &raise.containers))
         };
         Some((purpose, body, self.memory.is_none()))
     }
@@ -208,7 +208,13 @@ impl Leader<'_> {
     fn end(&self) -> Option<(Purpose, Value, bool)> {
         let now = at(self.now);
         let pod = self.seen.read(self.scene);
-        let revert = |revert: &Revert| (Purpose::Revert, patch::resize(&pod, revert), false);
+        let revert = |revert: &Revert| {
+            (
+                Purpose::Revert,
+                patch::resize(&pod, &revert.containers),
+                false,
+            )
+        };
         let finish = |finish: &Finish| (Purpose::Finish, patch::finish(&pod, finish), false);
         let memory = self.memory.map(|memory| memory.read(self.scene));
         match (self.mutation, self.decide(&pod)) {
