@@ -78,13 +78,38 @@ fn of_resources(resources: &[APIResource]) -> Finding {
     }
 }
 
-pub(super) async fn deployment(client: &Client, args: &CheckArgs) -> Finding {
-    let deployment = match read_deployment(client, args).await {
+/// What our Deployment is told to do. Where it can't be read, nothing; its own check says so.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    /// To boost pods that run already.
+    pub(super) raises: bool,
+    /// To write nothing to pods.
+    pub(super) runs_dry: bool,
+}
+
+impl Told {
+    pub(super) fn of(deployment: Result<&Option<DynamicObject>, &Finding>) -> Self {
+        let deployment = deployment.ok().and_then(Option::as_ref);
+        let is_any = |flags| deployment.is_some_and(|it| is_any_set(it, flags));
+        Self {
+            raises: is_any(&RAISES),
+            runs_dry: is_any(&DRY_RUN),
+        }
+    }
+}
+
+pub(super) async fn deployment(
+    client: &Client,
+    args: &CheckArgs,
+    deployment: Result<Option<DynamicObject>, Finding>,
+    told: Told,
+) -> Finding {
+    let deployment = match deployment {
         Ok(deployment) => deployment,
         Err(trouble) => return trouble,
     };
     let mut findings = vec![of_deployment(deployment.as_ref(), &args.namespace)];
-    if deployment.is_some_and(|deployment| is_told(&deployment, &DRY_RUN)) {
+    if told.runs_dry {
         findings.push(dry_run(client).await);
     }
     Finding::all(findings)
@@ -113,7 +138,8 @@ fn of_dry_run(boosted: usize) -> Finding {
     }
 }
 
-async fn read_deployment(
+/// Our Deployment, where there is one.
+pub(super) async fn read_deployment(
     client: &Client,
     args: &CheckArgs,
 ) -> Result<Option<DynamicObject>, Finding> {
@@ -125,23 +151,8 @@ async fn read_deployment(
     ask("get", &what, api.get_opt(DEPLOYMENT)).await
 }
 
-/// Whether our Deployment is told to boost pods that run already. One that can't be read is not; its own check says so.
-pub(super) async fn raises(client: &Client, args: &CheckArgs) -> bool {
-    is_any_set(client, args, &RAISES).await
-}
-
-/// Whether our Deployment is told to write nothing to pods; likewise.
-pub(super) async fn runs_dry(client: &Client, args: &CheckArgs) -> bool {
-    is_any_set(client, args, &DRY_RUN).await
-}
-
-async fn is_any_set(client: &Client, args: &CheckArgs, flags: &[Flag]) -> bool {
-    let deployment = read_deployment(client, args).await;
-    deployment.is_ok_and(|deployment| deployment.is_some_and(|it| is_told(&it, flags)))
-}
-
 /// Whether any of these flags is set.
-fn is_told(deployment: &DynamicObject, flags: &[Flag]) -> bool {
+fn is_any_set(deployment: &DynamicObject, flags: &[Flag]) -> bool {
     let containers = &deployment.data["spec"]["template"]["spec"]["containers"];
     let is_on = |value: &str| go_bool(value) == Ok(true);
     containers
@@ -242,7 +253,7 @@ fn of_nodes(count: usize, old: &[String]) -> Finding {
     )
 }
 
-pub(super) async fn upstream(client: &Client, args: &CheckArgs) -> Finding {
+pub(super) async fn upstream(client: &Client, told: Told) -> Finding {
     let mut findings = Vec::new();
     let mut found = Vec::new();
     for kind in upstream::Kind::ALL {
@@ -260,8 +271,7 @@ pub(super) async fn upstream(client: &Client, args: &CheckArgs) -> Finding {
             Err(trouble) => findings.push(trouble),
         }
     }
-    let is_dry = runs_dry(client, args).await;
-    findings.push(of_leftovers(&found, is_dry));
+    findings.push(of_leftovers(&found, told.runs_dry));
     Finding::all(findings)
 }
 
@@ -300,7 +310,7 @@ mod tests {
             let template = json!({"spec": {"containers": [container]}});
             let deployment = json!({"metadata": {}, "spec": {"template": template}});
             let deployment = serde_json::from_value(deployment).expect("a Deployment");
-            is_told(&deployment, &RAISES)
+            is_any_set(&deployment, &RAISES)
         };
         let env = |value: &str| json!({"env": [{"name": "BOOST_MISSED_PODS", "value": value}]});
         assert!(is_raising(env("true")) && is_raising(env("1")));

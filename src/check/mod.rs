@@ -218,16 +218,21 @@ pub async fn run(args: &CheckArgs) -> Result<Report, CheckError> {
     let mut config = kubeconfig::infer().await?;
     config.connect_timeout = Some(DEADLINE);
     let client = kubeconfig::client(config)?;
+    let deployment = cluster::read_deployment(&client, args).await;
+    let told = cluster::Told::of(deployment.as_ref());
     let checks = [
         ("version", cluster::version(&client).boxed()),
         ("resize", cluster::resize(&client).boxed()),
         ("crds", crds::check(&client).boxed()),
-        ("rights", rights::check(&client, args).boxed()),
-        ("policies", policies::check(&client, args).boxed()),
-        ("deployment", cluster::deployment(&client, args).boxed()),
+        ("rights", rights::check(&client, args, told).boxed()),
+        ("policies", policies::check(&client, args, told).boxed()),
+        (
+            "deployment",
+            cluster::deployment(&client, args, deployment, told).boxed(),
+        ),
         ("webhook", webhook::check(&client, args).boxed()),
         ("nodes", cluster::nodes(&client).boxed()),
-        ("upstream", cluster::upstream(&client, args).boxed()),
+        ("upstream", cluster::upstream(&client, told).boxed()),
     ];
     let checks = checks.map(|(name, check)| check.map(move |finding| (name, finding)));
     Ok(Report(join_all(checks).await))

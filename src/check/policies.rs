@@ -10,19 +10,17 @@ use kube::{
     api::{ApiResource, DynamicObject},
 };
 
-use super::{CheckArgs, Finding, ask, cluster, rights::account};
+use super::{CheckArgs, Finding, ask, cluster::Told, rights::account};
 
 const RECORD: &str = "headstart-record";
 const LOWER_ONLY: &str = "headstart-lower-only";
 const MARKS_ONLY: &str = "headstart-marks-only";
 
-pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
+pub(super) async fn check(client: &Client, args: &CheckArgs, told: Told) -> Finding {
     // Without their types, which would bring much into the binary for little.
     let all = |resource| Api::<DynamicObject>::all_with(client.clone(), &resource);
     let policies = all(ApiResource::erase::<Policy>(&()));
     let bindings = all(ApiResource::erase::<Binding>(&()));
-    let raises = cluster::raises(client, args).await;
-    let is_dry = cluster::runs_dry(client, args).await;
     let mut findings = Vec::new();
     for name in [RECORD, LOWER_ONLY, MARKS_ONLY] {
         let what = "validatingadmissionpolicies.admissionregistration.k8s.io";
@@ -30,10 +28,10 @@ pub(super) async fn check(client: &Client, args: &CheckArgs) -> Finding {
         let what = "validatingadmissionpolicybindings.admissionregistration.k8s.io";
         let binding = ask("get", what, bindings.get_opt(name)).await;
         findings.push(match (policy, binding) {
-            (Ok(policy), Ok(binding)) if raises && name == LOWER_ONLY => {
+            (Ok(policy), Ok(binding)) if told.raises && name == LOWER_ONLY => {
                 judge_raising(policy.is_some() && binding.is_some())
             }
-            (Ok(None), Ok(None)) if is_dry && name == RECORD => {
+            (Ok(None), Ok(None)) if told.runs_dry && name == RECORD => {
                 Finding::ok(format!("{RECORD} is left out, as it runs dry"))
             }
             (Ok(policy), Ok(binding)) => {
