@@ -41,6 +41,23 @@ struct State {
     changed: Option<BTreeSet<Uid>>,
 }
 
+/// A pod with what of it is kept.
+#[derive(Debug)]
+struct Kept {
+    pod: Arc<Pod>,
+    /// Whether its boost has not ended.
+    in_force: bool,
+}
+
+impl Kept {
+    fn of(mut pod: Pod) -> Self {
+        pod.trim();
+        let in_force = !raise::rest(&mut pod);
+        let pod = Arc::new(pod);
+        Self { pod, in_force }
+    }
+}
+
 /// Where a pod stands in a list: by namespace, then by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -65,7 +82,7 @@ impl Place {
 impl Claims {
     /// Keeps the cache, for ever.
     pub async fn keep(&self, client: Client) {
-        let mut listed: HashMap<Uid, Arc<Pod>> = HashMap::new();
+        let mut listed: HashMap<Uid, Kept> = HashMap::new();
         forever(
             Api::<Pod>::all(client),
             config().labels(BOOST_KEY),
@@ -73,16 +90,13 @@ impl Claims {
                 // Every API server has pods; an empty answer here would be a mistake.
                 Told::Absent => {}
                 Told::Event(Event::Init) => listed.clear(),
-                Told::Event(Event::InitApply(mut pod)) => {
-                    pod.trim();
-                    raise::rest(&mut pod);
-                    listed.insert(uid(&pod), Arc::new(pod));
+                Told::Event(Event::InitApply(pod)) => {
+                    listed.insert(uid(&pod), Kept::of(pod));
                 }
                 Told::Event(Event::InitDone) => self.replace(std::mem::take(&mut listed)),
-                Told::Event(Event::Apply(mut pod)) => {
-                    pod.trim();
-                    raise::rest(&mut pod);
-                    self.change(uid(&pod), |state, uid| state.insert(uid, Arc::new(pod)));
+                Told::Event(Event::Apply(pod)) => {
+                    let (of, kept) = (uid(&pod), Kept::of(pod));
+                    self.change(of, |state, uid| state.insert(uid, kept));
                 }
                 Told::Event(Event::Delete(pod)) => self.change(uid(&pod), |state, uid| {
                     state.see(&pod);
@@ -165,7 +179,7 @@ impl Claims {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn replace(&self, pods: HashMap<Uid, Arc<Pod>>) {
+    fn replace(&self, pods: HashMap<Uid, Kept>) {
         let mut state = self.state();
         let old = std::mem::take(&mut state.pods);
         state.order.clear();
@@ -191,13 +205,13 @@ impl Claims {
 }
 
 impl State {
-    fn insert(&mut self, uid: Uid, pod: Arc<Pod>) {
+    fn insert(&mut self, uid: Uid, Kept { pod, in_force }: Kept) {
         self.see(&pod);
         let place = Place::of(&pod);
-        if raise::rests(&pod) {
-            self.order.remove(&place);
-        } else {
+        if in_force {
             self.order.insert(place, Arc::clone(&pod));
+        } else {
+            self.order.remove(&place);
         }
         self.pods.insert(uid, pod);
     }
@@ -246,7 +260,8 @@ mod tests {
     }
 
     fn insert(claims: &Claims, pod: &Arc<Pod>) {
-        claims.change(uid(pod), |state, uid| state.insert(uid, Arc::clone(pod)));
+        let kept = Kept::of(Pod::clone(pod));
+        claims.change(uid(pod), |state, uid| state.insert(uid, kept));
     }
 
     fn remove(claims: &Claims, pod: &Arc<Pod>) {
@@ -296,7 +311,8 @@ mod tests {
         let claims = Claims::default();
         insert(&claims, &pod(7, 0, 0));
         assert!(claims.version().is_none());
-        claims.replace(HashMap::from([("8".into(), pod(8, 0, 0))]));
+        let listed = Kept::of(Pod::clone(&pod(8, 0, 0)));
+        claims.replace(HashMap::from([("8".into(), listed)]));
         assert_eq!(claims.version(), Some(8));
         assert!(claims.at(&Place::of(&pod(7, 0, 0))).is_some());
     }

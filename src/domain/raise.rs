@@ -51,10 +51,10 @@ pub fn rests(pod: &Pod) -> bool {
 }
 
 /// Forgets what only a boost in force asks of a pod, where it has ended: claims that are kept for restarts are many. Before a
-/// raise the pod is read anew.
-pub fn rest(pod: &mut Pod) {
+/// raise the pod is read anew. Tells whether it has ended.
+pub fn rest(pod: &mut Pod) -> bool {
     if !rests(pod) {
-        return;
+        return false;
     }
     pod.metadata.owner_references = None;
     let conditions = &mut pod.status.conditions;
@@ -69,6 +69,7 @@ pub fn rest(pod: &mut Pod) {
     for status in statuses.chain(&mut status.init_container_statuses) {
         status.allocated_resources = None;
     }
+    true
 }
 
 /// The containers that have restarted since the record was written, and are still starting.
