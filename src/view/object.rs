@@ -12,7 +12,6 @@ use crate::{
     domain::{
         boosted::{Boosted, ContainerBoost, Phase, Summary},
         cpu::Cpu,
-        quantity::MilliCpu,
     },
 };
 
@@ -225,12 +224,7 @@ impl Row for Summary {
 
 /// `app 250m/1 -> 750m/3`, and what it runs with where the kubelet has not done that.
 fn spell(container: &ContainerBoost) -> String {
-    let value = |value: Option<MilliCpu>| value.map_or("-".to_owned(), |value| value.to_string());
-    let cpu = |cpu: Option<Cpu>| {
-        cpu.map_or("?".to_owned(), |cpu| {
-            format!("{}/{}", value(cpu.request), value(cpu.limit))
-        })
-    };
+    let cpu = |cpu: Option<Cpu>| cpu.map_or("?".to_owned(), |cpu| cpu.to_string());
     let ContainerBoost {
         name,
         original,
@@ -279,6 +273,7 @@ fn span(time: TimeDelta) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::quantity::MilliCpu;
 
     #[test]
     fn spans_are_spelled_as_kubectl_spells_ages() {
