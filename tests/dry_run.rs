@@ -22,23 +22,17 @@ use tokio::time::sleep;
 
 const SOON: Duration = Duration::from_secs(30);
 
-fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
 /// A replica that runs dry, with all other flags that make it write.
 fn dry(server: &MemoryServer, name: &str) -> Replica {
-    let mut replica = Replica::start(server, name);
-    replica.settings.end.boost_on_restart = true;
-    (replica.missed, replica.dry_run) = (true, true);
+    let mut replica = raising(server, name);
+    replica.dry_run = true;
     replica
 }
 
 /// What `metrics` say of writes to pods of this kind and result.
 fn written(metrics: &str, write: &str, result: &str) -> u64 {
-    let series = format!(r#"headstart_pod_writes_total{{write="{write}",result="{result}"}} "#);
-    let value = metrics.lines().find_map(|line| line.strip_prefix(&series));
-    value.map_or(0, |value| value.parse().expect("a number"))
+    let series = format!(r#"headstart_pod_writes_total{{write="{write}",result="{result}"}}"#);
+    counted(metrics, &series)
 }
 
 fn told(replica: &Replica, write: &str) -> u64 {
@@ -150,8 +144,7 @@ async fn a_restart_is_told_of_and_not_boosted() {
     let server = server();
     server.create(boost("b", &until_ready()));
     server.create(boosted("p", &ready_end()));
-    let mut real = dry(&server, "real");
-    real.dry_run = false;
+    let real = raising(&server, "real");
     let term = real.lead();
     sleep(secs(20)).await;
     make_ready(&server, "p");
@@ -166,13 +159,7 @@ async fn a_restart_is_told_of_and_not_boosted() {
     let replica = dry(&server, "dry");
     let _term = replica.lead();
     sleep(secs(60)).await;
-    let now = server.clock().timestamp();
-    server.update("pods", NS, "p", |pod| {
-        let status = &mut pod["status"]["containerStatuses"][0];
-        (status["restartCount"], status["ready"]) = (json!(1), json!(false));
-        status["state"] = json!({"running": {"startedAt": now}});
-        set_condition(pod, "Ready", "False", &now);
-    });
+    restart(&server);
     until("it is told", secs(2), || told(&replica, "raise") == 1).await;
     sleep(secs(7200)).await;
     assert_eq!(told(&replica, "raise"), 1);

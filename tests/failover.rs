@@ -31,10 +31,6 @@ const TAKEOVER: Duration = Duration::from_millis(1_200 + 6_000 + 1_200 + 30);
 const WRITES: Duration = Duration::from_millis(300);
 const PODS: [&str; 5] = ["p0", "p1", "p2", "p3", "p4"];
 
-fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
 /// The writes that changed something, by pod and kind, and how often.
 fn effective(server: &MemoryServer) -> BTreeMap<(String, &'static str), usize> {
     let mut counts = BTreeMap::new();

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::{LEASE, NS, holder, lease, until};
+use common::{LEASE, NS, holder, lease, secs, until};
 use headstart::lease::{Elector, Params};
 use kube::Api;
 use serde_json::json;
@@ -27,10 +27,6 @@ use tokio_util::sync::CancellationToken;
 const TAKEOVER: Duration = Duration::from_millis(1_200 + 6_000 + 1_200 + 30);
 /// How long to wait for the first leader.
 const SOON: Duration = Duration::from_secs(2);
-
-fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
 
 /// What happened over all candidates.
 #[derive(Clone)]

@@ -3,16 +3,10 @@
 
 mod common;
 
-use std::time::Duration;
-
 use common::*;
 use serde_json::{Value, json};
 use testbed::memory::{Fault, MemoryServer};
 use tokio::time::sleep;
-
-fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
 
 fn with_boost() -> MemoryServer {
     let server = server();

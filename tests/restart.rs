@@ -18,18 +18,6 @@ const MARKS: &str = "/pods/*";
 /// How long after its record a raise may come.
 const BEGINS: Duration = Duration::from_secs(30);
 
-fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
-/// A replica with the flags that make it raise.
-fn raising(server: &MemoryServer, name: &str) -> Replica {
-    let mut replica = Replica::start(server, name);
-    replica.settings.end.boost_on_restart = true;
-    replica.missed = true;
-    replica
-}
-
 /// The pod `p` whose boost by `b` has ended, a minute after the server's start.
 async fn rested(server: &MemoryServer) {
     server.create(boost("b", &until_ready()));
@@ -46,25 +34,6 @@ async fn rested(server: &MemoryServer) {
     drop(first);
     sleep_until_second(server, 60.0).await;
     server.clear_requests();
-}
-
-/// Whether no boost is in force, and the claim is there for the next restart.
-fn is_resting(pod: &Value) -> bool {
-    is_claimed(pod)
-        && *cpu_of(pod) == cpu("250m", "500m")
-        && record_of(pod).contains(r#""state":"Reverted""#)
-}
-
-/// The container of the pod dies, and runs again.
-fn restart(server: &MemoryServer) {
-    let now = server.clock().timestamp();
-    server.update("pods", NS, "p", |pod| {
-        let status = &mut pod["status"]["containerStatuses"][0];
-        status["restartCount"] = json!(status["restartCount"].as_u64().unwrap_or(0) + 1);
-        status["ready"] = json!(false);
-        status["state"] = json!({"running": {"startedAt": now}});
-        set_condition(pod, "Ready", "False", &now);
-    });
 }
 
 fn is_boosted(pod: &Value) -> bool {
@@ -85,14 +54,11 @@ fn in_words(server: &MemoryServer) -> Vec<String> {
 
 /// `headstart_raises_total` of this cause and result.
 fn raises(replica: &Replica, cause: &str, result: &str) -> u64 {
-    let series = format!(r#"headstart_raises_total{{cause="{cause}",result="{result}"}} "#);
-    let text = replica.metrics.text();
-    let value = text.lines().find_map(|line| line.strip_prefix(&series));
-    value.map_or(0, |value| value.parse().expect("a number"))
+    let series = format!(r#"headstart_raises_total{{cause="{cause}",result="{result}"}}"#);
+    counted(&replica.metrics.text(), &series)
 }
 
-/// The reasons of the Events about the pod `p`.
-/// In the order of the Events' times: their names are hashes.
+/// The reasons of the Events about the pod `p`, in the order of their times.
 fn reasons(server: &MemoryServer) -> Vec<String> {
     let mut events = server.list("events");
     events.sort_by_key(|event| event["eventTime"].to_string());

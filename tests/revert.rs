@@ -26,10 +26,6 @@ const SLOW_RETRY: Duration = Duration::from_millis(90_100);
 const RESIZE: &str = "/pods/*/resize";
 const FINISH: &str = "/pods/*";
 
-fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
 /// The words for the two writes of a boost's end, as [`told`] has them.
 const BOTH: [&str; 2] = ["PATCH resize 200", "PATCH finish 200"];
 

@@ -45,6 +45,10 @@ pub(crate) const ACTUATION: Duration = Duration::from_millis(250);
 
 // === objects ===
 
+pub(crate) fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
 /// CPU `resources` of a container.
 pub(crate) fn cpu(request: &str, limit: &str) -> Value {
     json!({"requests": {"cpu": request}, "limits": {"cpu": limit}})
@@ -216,6 +220,25 @@ pub(crate) fn told(server: &MemoryServer) -> Vec<String> {
 }
 
 // === time ===
+
+/// Whether no boost is in force, and the claim is there for the next restart.
+pub(crate) fn is_resting(pod: &Value) -> bool {
+    is_claimed(pod)
+        && *cpu_of(pod) == cpu("250m", "500m")
+        && record_of(pod).contains(r#""state":"Reverted""#)
+}
+
+/// The container of the pod dies, and runs again.
+pub(crate) fn restart(server: &MemoryServer) {
+    let now = server.clock().timestamp();
+    server.update("pods", NS, "p", |pod| {
+        let status = &mut pod["status"]["containerStatuses"][0];
+        status["restartCount"] = json!(status["restartCount"].as_u64().unwrap_or(0) + 1);
+        status["ready"] = json!(false);
+        status["state"] = json!({"running": {"startedAt": now}});
+        set_condition(pod, "Ready", "False", &now);
+    });
+}
 
 /// A server whose kubelet does what it is asked after [`ACTUATION`].
 pub(crate) fn server() -> MemoryServer {
@@ -424,6 +447,20 @@ impl Drop for Term {
             work.abort();
         }
     }
+}
+
+/// A replica with the flags that make it raise.
+pub(crate) fn raising(server: &MemoryServer, name: &str) -> Replica {
+    let mut replica = Replica::start(server, name);
+    replica.settings.end.boost_on_restart = true;
+    replica.missed = true;
+    replica
+}
+
+/// What a counter says in the text of `/metrics`; nothing where it is not there.
+pub(crate) fn counted(metrics: &str, series: &str) -> u64 {
+    let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
+    metrics.lines().find_map(value).unwrap_or(0)
 }
 
 /// The program's clock, turned by the server's.
