@@ -147,6 +147,7 @@ impl Replicas {
         let watch = async {
             let mut published = VecDeque::from([(Instant::now(), bundles(&self.server))]);
             let mut seen = (Instant::now() - SOON, Vec::new());
+            let mut changes = self.server.changes();
             loop {
                 let now = Instant::now();
                 let current = bundles(&self.server);
@@ -170,7 +171,8 @@ impl Replicas {
                     self.verify(&published).await;
                     seen = (now, served);
                 }
-                sleep(POLL).await;
+                // What is published counts from its instant: replicas count so too.
+                let _ = timeout(POLL, changes.changed()).await;
             }
         };
         tokio::select! {
@@ -185,9 +187,11 @@ impl Replicas {
                 let verified = leaf(certs, &bundles[0], self.server.now()).await;
                 assert!(
                     verified.is_some(),
-                    "what was published {:?} ago does not verify what is served: {} CAs",
+                    "what was published {:?} ago does not verify what is served: {} CAs; now it is {}, and held is {:?}",
                     since.elapsed(),
-                    bundles[0].matches("BEGIN").count()
+                    bundles[0].matches("BEGIN").count(),
+                    self.server.now(),
+                    held(&self.server).state()
                 );
             }
         }

@@ -285,6 +285,12 @@ impl MemoryServer {
         self.state().log.values().cloned().collect()
     }
 
+    /// Tells at once whenever something has changed.
+    #[must_use]
+    pub fn changes(&self) -> tokio::sync::watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
     /// The requests of these that were [writes](Recorded::is_write), refused ones included.
     #[must_use]
     pub fn writes(&self) -> Vec<Recorded> {

@@ -54,7 +54,7 @@ struct Watch {
 pub(super) fn reply(server: &MemoryServer, request: Request) -> Reply {
     let watch = Watch {
         server: server.clone(),
-        changed: server.changed.subscribe(),
+        changed: server.changes(),
         seen: request.version,
         lines: VecDeque::new(),
         ended: false,
