@@ -459,8 +459,9 @@ pub(crate) fn raising(server: &MemoryServer, name: &str) -> Replica {
 
 /// What a counter says in the text of `/metrics`; nothing where it is not there.
 pub(crate) fn counted(metrics: &str, series: &str) -> u64 {
-    let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
-    metrics.lines().find_map(value).unwrap_or(0)
+    let mut lines = metrics.lines();
+    let value = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    value.map_or(0, |value| value.parse().expect("a number"))
 }
 
 /// The program's clock, turned by the server's.

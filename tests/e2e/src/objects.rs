@@ -334,10 +334,15 @@ pub(crate) struct Write {
     pub(crate) code: u64,
 }
 
-/// Headstart's writes to a pod that were not refused, in order; dry runs are not among them.
-///
-/// A refused one has changed nothing, and the kubelet writes the status at any instant: each such write may cost ours a
-/// conflict.
+/// Headstart's writes to a pod without those that met a conflict: the kubelet writes the status at any instant, and each such
+/// write may cost ours one, which changes nothing.
+pub(crate) fn lasting_writes(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<Write>> {
+    let mut writes = writes(cluster, namespace, pod)?;
+    writes.retain(|write| write.code != 409);
+    Ok(writes)
+}
+
+/// Headstart's writes to a pod, in order; dry runs are not among them.
 pub(crate) fn writes(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<Write>> {
     let mut events = cluster.plane.audit_events()?;
     events.retain(|event| {
@@ -350,7 +355,6 @@ pub(crate) fn writes(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Ve
             && about["namespace"] == namespace
             && about["name"] == pod
             && event["verb"] == "patch"
-            && event["responseStatus"]["code"] != 409
             && !dry
     });
     events.sort_by_key(|event| event["requestReceivedTimestamp"].to_string());

@@ -10,8 +10,8 @@ use crate::{
     cluster::Cluster,
     objects::{
         SOON, apply_boosts, boost, cgroup, claim, condition_of, container, cpu, create,
-        create_boosted, deployment, exec, get, is, make_ready, namespace, percent, pod, record,
-        remove_namespace, runs, size, until, until_finished, until_limit, writes,
+        create_boosted, deployment, exec, get, is, lasting_writes, make_ready, namespace, percent,
+        pod, record, remove_namespace, runs, size, until, until_finished, until_limit, writes,
     },
     scenarios::install::settled,
 };
@@ -148,7 +148,7 @@ async fn d1_e1_e20(cluster: &Cluster) -> Result<()> {
         observed == generation,
         "the kubelet has seen {observed} of {generation}"
     );
-    let writes = writes(cluster, NS, "d1")?;
+    let writes = lasting_writes(cluster, NS, "d1")?;
     ensure!(
         writes.len() == 2 && writes.iter().all(|write| write.code == 200),
         "it was written so: {writes:?}"
@@ -245,7 +245,7 @@ async fn d6(cluster: &Cluster) -> Result<()> {
     );
     let pod = ends(cluster, "d6", "250m/500m", Some(500)).await?;
     ensure!(size(&pod, "side") == "50m/100m", "{}", size(&pod, "side"));
-    let writes = writes(cluster, NS, "d6")?;
+    let writes = lasting_writes(cluster, NS, "d6")?;
     ensure!(
         writes.len() == 2 && writes[0].body["spec"]["initContainers"][0]["name"] == "side",
         "{}",
