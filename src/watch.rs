@@ -14,8 +14,9 @@ use crate::error::Chain;
 
 /// How long one watch call lasts, in seconds. A connection that silently died is noticed 5 s after it.
 const CALL_SECONDS: u32 = 45;
-/// Objects in one page of a list: a page is held in memory twice while it is read.
-const PAGE: u32 = 100;
+/// Objects in one page of a list. Each page costs the API server about 20 ms beside what its pods cost, 0.1 ms each; a page is
+/// held in memory twice while it is read.
+const PAGE: u32 = 500;
 /// Pauses after errors grow from the first to one of the others: where the API server can't be reached, which costs it
 /// nothing, and where it refuses.
 const PAUSE: Duration = Duration::from_millis(500);
