@@ -28,7 +28,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, BufReader},
     net::TcpListener,
     sync::Semaphore,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
@@ -38,7 +38,8 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a request's headers may take. It also closes idle keep-alive connections, so it must stay above the 90 s
 /// after which the API server drops them itself, or a request could meet a closing connection.
 const HEADER_DEADLINE: Duration = Duration::from_secs(120);
-/// How long a new connection may be silent. The API server opens one because it has something to ask.
+/// How long a new connection may be silent, its handshake included. The API server opens one because it has something
+/// to ask.
 const FIRST_REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// What a connection may have in its buffer, in bytes: a usual review whole. Without a bound it grows to 400 KiB.
 const READ_BUFFER: usize = 64 << 10;
@@ -160,16 +161,17 @@ where
             asked: Arc::default(),
             peer: None,
         };
+        let opened = Instant::now();
         tokio::spawn(async move {
             let _slot = slot;
             let Some(acceptor) = acceptor else {
-                return converse(&http, stream, service, watcher).await;
+                return converse(&http, stream, opened, service, watcher).await;
             };
             let stream = BufReader::with_capacity(READ_AT_ONCE, stream);
             match timeout(HANDSHAKE_DEADLINE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
                     service.peer = Peer::of(&stream);
-                    converse(&http, stream, service, watcher).await;
+                    converse(&http, stream, opened, service, watcher).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
                 Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
@@ -186,6 +188,7 @@ where
 async fn converse<S, B>(
     http: &http1::Builder,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    opened: Instant,
     service: Guarded<S>,
     watcher: hyper_util::server::graceful::Watcher,
 ) where
@@ -197,7 +200,7 @@ async fn converse<S, B>(
 {
     let asked = Arc::clone(&service.asked);
     let silent = async {
-        sleep(FIRST_REQUEST_DEADLINE).await;
+        sleep_until(opened + FIRST_REQUEST_DEADLINE).await;
         if asked.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
