@@ -29,7 +29,7 @@ use super::{audit::AuditLog, stored};
 use crate::{
     data::{Admit, Cases, Kind},
     notation,
-    world::{self, Boost, KEY},
+    world::{self, Boost, KEY, record_text},
 };
 
 /// How long anything may take that needs no time by itself. Two cores are shared.
@@ -223,6 +223,12 @@ impl Bed {
         };
         let binary = Path::new(env!("CARGO_BIN_EXE_headstart"));
         let cluster = Cluster::install(plane, binary, 0, behaviour).await?;
+        if flags.iter().any(|flag| flag == "--boost-on-restart=true") {
+            // As the component `manifests/raises` has it.
+            let policy = "headstart-lower-only";
+            let delete = ["delete", "validatingadmissionpolicybinding", policy];
+            cluster.plane.kubectl_ok(&delete).await?;
+        }
         let bed = Self {
             api: Rest::new(cluster.plane.admin(), SOON),
             audit: AuditLog::of(&cluster.plane),
@@ -536,7 +542,11 @@ impl Bed {
         self.cluster.node.set_ready(CANARIES, &name, true).await?;
         eventually("a canary's boost ends", SOON, || async {
             let pod = self.api.get(&path).await?.accepted()?;
-            ensure!(pod["metadata"]["labels"].get(KEY).is_none(), "it goes on");
+            let record = record_text(&pod).unwrap_or_default();
+            // Where restarts are boosted, it keeps its label.
+            let has_ended = pod["metadata"]["labels"].get(KEY).is_none()
+                || record.contains(r#""state":"Reverted""#);
+            ensure!(has_ended, "it goes on");
             Ok(())
         })
         .await?;

@@ -17,7 +17,7 @@ use super::{
     admit::{FILLER, crowd, placed},
     audit::Write,
     bed::{self, Bed, SOON, boosts, operator},
-    compare::{same_pod, same_record, since},
+    compare::{Window, same_pod, same_record, since},
     interloper::{Interloper, Meanwhile, Other},
     rough,
 };
@@ -338,8 +338,12 @@ impl<'a> Real<'a> {
         look: &Look,
         began: DateTime<Utc>,
     ) -> anyhow::Result<()> {
-        let is_write =
-            |then: &Then| matches!(then, Then::Resize(_) | Then::Finish(_) | Then::DropClaim);
+        let is_write = |then: &Then| {
+            matches!(
+                then,
+                Then::Resize(_) | Then::Finish(_) | Then::DropClaim | Then::Claim(_) | Then::GiveUp
+            )
+        };
         let patience = self.patience(look)?;
         let write = if alternatives.iter().all(is_write) {
             Some(self.next_write(patience).await?)
@@ -372,8 +376,10 @@ impl<'a> Real<'a> {
             .iter()
             .find(fits)
             .context("the operator wrote something else")?;
-        let wanted = match then {
+        let mut wanted = match then {
             Then::Resize(containers) => self.model.resize_body(containers),
+            Then::Claim(values) => self.model.claim_body(values)?,
+            Then::GiveUp => self.model.give_up_body()?,
             Then::Finish(by) => {
                 let ended = record_text(&write.body)
                     .and_then(|text| serde_json::from_str::<Value>(text).ok());
@@ -386,7 +392,15 @@ impl<'a> Real<'a> {
         };
         // Where the right to write is missing, nobody reads the body.
         if !answered.is_some_and(is_missing_right) {
-            self.same_body(&write.body, &wanted, began)?;
+            let time = match then {
+                Then::Claim(_) => "timestamp",
+                _ => "endedTimestamp",
+            };
+            self.same_body(&write.body, &wanted, (time, since(began)))?;
+            if let Some(record) = record_text(&write.body) {
+                // With the real time in it.
+                wanted["metadata"]["annotations"][KEY] = json!(record);
+            }
         }
         let code = match answered {
             None => 200,
@@ -440,7 +454,7 @@ impl<'a> Real<'a> {
             let write = self.next_write(SOON).await?;
             // What failed has changed nothing, so the next may be for the same version.
             self.version = Value::Null;
-            self.same_body(&write.body, wanted, began)?;
+            self.same_body(&write.body, wanted, ("endedTimestamp", since(began)))?;
             ensure!(self.may_fail(&write), "it is {write:?}");
             self.note_try(&write)?;
             self.compared += 1;
@@ -512,7 +526,7 @@ impl<'a> Real<'a> {
         let is_tried = [200, 403].contains(&tried.code);
         ensure!(is_tried && tried.is_resize, "it is {tried:?}");
         let wanted = self.model.resize_body(containers);
-        self.same_body(&tried.body, &wanted, began)?;
+        self.same_body(&tried.body, &wanted, ("endedTimestamp", since(began)))?;
         self.version = Value::Null;
         Ok(())
     }
@@ -571,7 +585,7 @@ impl<'a> Real<'a> {
         &mut self,
         got: &Value,
         wanted: &Value,
-        began: DateTime<Utc>,
+        time: (&str, Window),
     ) -> anyhow::Result<()> {
         let (mut got, mut wanted) = (got.clone(), wanted.clone());
         let metadata = &got["metadata"];
@@ -591,7 +605,7 @@ impl<'a> Real<'a> {
         );
         self.version = version;
         if let (Some(got), Some(wanted)) = (record_text(&got), record_text(&wanted)) {
-            same_record(got, wanted, &[("endedTimestamp", since(began))])?;
+            same_record(got, wanted, &[time])?;
         }
         for body in [&mut got, &mut wanted] {
             merge(
@@ -784,6 +798,10 @@ impl<'a> Real<'a> {
             self.bed.make_boosts(place, &model.boosts[known..]).await?;
             self.bed.boosts_are_seen().await?;
         }
+        if let Some(container) = &look.restarted {
+            self.another_second().await?;
+            node.restart_container(place, "p", container).await?;
+        }
         // What makes the boost due comes last.
         if look.ready.is_some() {
             node.set_ready(place, "p", true).await?;
@@ -792,6 +810,20 @@ impl<'a> Real<'a> {
             node.set_phase(place, "p", phase).await?;
         }
         Ok(())
+    }
+
+    /// Waits for a second that is not the record's: conditions have no finer times, and one that changed in the second of the
+    /// boost may have changed before it.
+    async fn another_second(&self) -> anyhow::Result<()> {
+        let pod = self.pod().await?;
+        let record: Value = serde_json::from_str(record_text(&pod).unwrap_or("{}"))?;
+        let text = record["timestamp"].as_str().unwrap_or_default();
+        let boosted = text.parse::<DateTime<Utc>>().unwrap_or_default();
+        eventually("a second has begun since the boost", SOON, || async {
+            ensure!(Utc::now().timestamp() > boosted.timestamp());
+            Ok(())
+        })
+        .await
     }
 
     /// Changes the real pod's record.

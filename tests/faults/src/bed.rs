@@ -152,6 +152,17 @@ impl Bed {
         self.leader().await.map(drop)
     }
 
+    /// Lets pods that run already be boosted: without the policy that the component `manifests/raises` leaves out.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub(crate) async fn allow_raises(&mut self) -> Result<()> {
+        self.ledger.allow_raises();
+        let policy = "headstart-lower-only";
+        let delete = ["delete", "validatingadmissionpolicybinding", policy];
+        self.plane.kubectl_ok(&delete).await.map(drop)
+    }
+
     /// Waits until all replicas are Ready and get reviews.
     ///
     /// # Errors

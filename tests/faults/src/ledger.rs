@@ -26,8 +26,10 @@ pub(crate) struct Ledger {
     offset: u64,
     /// What owners asked for, by the pod's name.
     asked: HashMap<String, Vec<Cpu>>,
-    /// Effective resizes, by the pod's uid.
-    resizes: HashMap<String, u32>,
+    /// Effective resizes by the pod's uid: raises apart from reverts.
+    resizes: HashMap<(String, bool), u32>,
+    /// Whether pods that run already may be boosted.
+    raises: bool,
     broken: Vec<String>,
     /// Refusals that were asked for.
     excused: f64,
@@ -40,6 +42,7 @@ impl Ledger {
             offset: 0,
             asked: HashMap::new(),
             resizes: HashMap::new(),
+            raises: false,
             broken: Vec::new(),
             excused: 0.0,
         }
@@ -104,8 +107,13 @@ impl Ledger {
             .filter_map(kube::ResourceExt::uid)
             .collect();
         self.asked.retain(|name, _| names.contains(name));
-        self.resizes.retain(|uid, _| uids.contains(uid));
+        self.resizes.retain(|(uid, _), _| uids.contains(uid));
         Ok(())
+    }
+
+    /// From now on pods that run already may be boosted, once each.
+    pub(crate) fn allow_raises(&mut self) {
+        self.raises = true;
     }
 
     /// Effective resizes since the begin.
@@ -178,17 +186,18 @@ impl Ledger {
             return;
         }
         let uid = uid.as_str().unwrap_or_default().to_owned();
-        let resizes = self.resizes.entry(uid).or_default();
+        let is_other = self
+            .asked
+            .get(name)
+            .is_some_and(|asked| *asked != cpu(stored));
+        let is_raise = is_other && self.raises;
+        let resizes = self.resizes.entry((uid, is_raise)).or_default();
         *resizes += 1;
         if *resizes > 1 {
             self.broken
                 .push(format!("I4: {name} was resized {resizes} times"));
         }
-        if self
-            .asked
-            .get(name)
-            .is_some_and(|asked| *asked != cpu(stored))
-        {
+        if is_other && !is_raise {
             self.broken
                 .push(format!("I3: {name} was resized to {:?}", cpu(stored)));
         }

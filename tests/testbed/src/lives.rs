@@ -174,9 +174,11 @@ pub fn milliseconds(times: &[Duration]) -> String {
 }
 
 /// What is known of a pod.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Life {
+    seen: Instant,
     boosted: bool,
+    raised: Option<Instant>,
     running: bool,
     ready: Option<Instant>,
     back: Option<Instant>,
@@ -204,7 +206,8 @@ impl Lives {
         let watch = events.for_each(move |pod| {
             if let Ok(pod) = pod {
                 let mut lives = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                lives.entry(pod.name_any()).or_default().observe(&pod);
+                let life = lives.entry(pod.name_any());
+                life.or_insert_with(Life::new).observe(&pod);
             }
             std::future::ready(())
         });
@@ -236,6 +239,16 @@ impl Lives {
             Some((ready, life.back?.saturating_duration_since(ready)))
         };
         self.lives().values().filter_map(revert).collect()
+    }
+
+    /// When each was first seen, when it had more CPU, and when it was Ready.
+    #[must_use]
+    pub fn raises(&self) -> Vec<(Instant, Option<Instant>, Option<Instant>)> {
+        let lives = self.lives();
+        lives
+            .values()
+            .map(|life| (life.seen, life.raised, life.ready))
+            .collect()
     }
 
     fn count(&self, is: impl Fn(&Life) -> bool) -> usize {
@@ -315,6 +328,18 @@ impl Lives {
 }
 
 impl Life {
+    fn new() -> Self {
+        Self {
+            seen: Instant::now(),
+            boosted: false,
+            raised: None,
+            running: false,
+            ready: None,
+            back: None,
+            finished: false,
+        }
+    }
+
     fn observe(&mut self, pod: &Pod) {
         let is_original = request(pod).is_some_and(|cpu| cpu.0 == ORIGINAL);
         let has_claim = pod.labels().contains_key(KEY);
@@ -328,7 +353,11 @@ impl Life {
         if conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True") {
             self.ready.get_or_insert_with(Instant::now);
         }
-        if self.boosted && is_original {
+        if has_claim && !is_original {
+            self.raised.get_or_insert_with(Instant::now);
+        }
+        // A pod that is boosted late has its claim before it has the CPU.
+        if self.raised.is_some() && is_original {
             self.back.get_or_insert_with(Instant::now);
         }
         self.finished |= self.boosted && is_original && !has_claim;

@@ -3,6 +3,7 @@
 mod cases;
 mod install;
 mod moves;
+mod raises;
 mod rights;
 mod start;
 mod switching;
@@ -31,6 +32,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("switching", |cluster| {
         Box::pin(switching::switching(cluster))
     }),
+    ("raises", |cluster| Box::pin(raises::raises(cluster))),
     ("rights", |cluster| Box::pin(rights::rights(cluster))),
     ("view", |cluster| Box::pin(view::view(cluster))),
     ("uninstall", |cluster| Box::pin(install::uninstall(cluster))),

@@ -1,6 +1,9 @@
 //! What befalls all replicas: rolling updates, an outage, leaders that never last.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::FutureExt as _;
@@ -11,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 use testbed::{
-    Signal,
+    OperatorOptions, Signal,
     cluster::SYSTEM_NAMESPACE,
     eventually,
     lives::{self, Creation, KEY},
@@ -28,6 +31,13 @@ const UPDATES: (u32, u32) = (10, 2);
 const RATE: u32 = 30;
 /// How long all are away.
 const OUTAGE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(15));
+/// The same for pods that are boosted late, and pods a second meanwhile; and what of their start is left when all are back.
+const MISSING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+const MISSING_RATE: u32 = 20;
+/// How soon after a replica leads again all that still starts has more CPU.
+const CAUGHT_UP: Duration = Duration::from_secs(10);
+/// How long pods take to start, in milliseconds.
+const STARTS: Range<u64> = 5_000..60_000;
 /// How often, and how long, leaders are killed.
 const FLAPPING: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(60));
 const EVERY: Duration = Duration::from_secs(5);
@@ -76,6 +86,13 @@ pub(super) fn faults() -> Vec<Fault> {
             expected: "every boost ends",
             repeat: Repeat::Once,
             run: |round| flapping(round).boxed(),
+        },
+        Fault {
+            number: 39,
+            what: "all replicas are away for 30 s during 20 pods/s, and pods that admission has missed are to be boosted",
+            expected: "no pod is refused; all that still start 10 s after the return are boosted by then",
+            repeat: Repeat::Once,
+            run: |round| missed(round).boxed(),
         },
     ]
 }
@@ -169,6 +186,60 @@ async fn outage(round: &mut Round<'_>) -> Result<()> {
     round.bed.lives.until_finished(PODS, SOON).await?;
     round.figures.time("until all is reverted", began.elapsed());
     Ok(())
+}
+
+async fn missed(round: &mut Round<'_>) -> Result<()> {
+    round.bed.allow_raises().await?;
+    round.bed.crash_all()?;
+    let outage = if round.short { MISSING.1 } else { MISSING.0 };
+    let seconds = u32::try_from(outage.as_secs())?;
+    let Round { bed, random, .. } = round;
+    let start = |_| bed.pod(Some(Duration::from_millis(random.u64(STARTS))));
+    let pods: Vec<Pod> = (0..MISSING_RATE * seconds)
+        .map(start)
+        .collect::<Result<_>>()?;
+    let pod = |index| Ok(pods[index as usize].clone());
+    let made = lives::create_at(round.bed.plane.admin(), MISSING_RATE, seconds, pod).await;
+    let refused = made.iter().filter(|made| made.is_err()).count();
+    round.figures.count("refused", refused);
+    ensure!(refused == 0, "{refused} pods were refused");
+    let back = Instant::now();
+    for _ in 0..REPLICAS {
+        let late = |_, options: &mut OperatorOptions| {
+            options.args.push("--boost-missed-pods".to_owned());
+        };
+        round.bed.add_as(late).await?;
+    }
+    round.bed.until_ready().await?;
+    round.bed.lives.until_ready(pods.len(), 2 * SOON).await?;
+    let raises = round.bed.lives.raises();
+    let late = raises
+        .iter()
+        .filter_map(|(seen, raised, _)| Some((*seen, (*raised)?)));
+    let late: Vec<_> = late.collect();
+    let since = |begin: fn(Instant, Instant) -> Instant| {
+        let late = late.iter();
+        late.map(move |(seen, raised)| raised.saturating_duration_since(begin(*seen, back)))
+    };
+    let return_to_raise = since(|_, back| back).collect::<Vec<_>>();
+    let creation_to_raise = since(|seen, _| seen).collect::<Vec<_>>();
+    round
+        .figures
+        .times("from the return until boosted", return_to_raise);
+    round
+        .figures
+        .times("from creation until boosted", creation_to_raise);
+    round.figures.count("pods", pods.len());
+    round.figures.count("boosted late", late.len());
+    let starting = raises.iter().filter(|(_, raised, ready)| {
+        raised.is_none() && ready.is_some_and(|ready| ready > back + CAUGHT_UP)
+    });
+    let forgotten = starting.count();
+    ensure!(
+        forgotten == 0,
+        "{forgotten} pods that still started got no boost"
+    );
+    round.bed.lives.until_finished(late.len(), SOON).await
 }
 
 async fn fails_closed(round: &mut Round<'_>) -> Result<()> {
