@@ -80,6 +80,17 @@ fn the_page_shows_what_is_printed() {
 }
 
 #[test]
+fn people_who_operate_are_told_of_every_reason() {
+    let page = page::read("docs/operate.md");
+    let unnamed = Reason::ALL.map(|reason| format!("`{reason}`"));
+    let unnamed: Vec<_> = unnamed
+        .iter()
+        .filter(|reason| !page.contains(reason.as_str()))
+        .collect();
+    assert_eq!(unnamed, [""; 0], "docs/operate.md says nothing of these");
+}
+
+#[test]
 fn the_json_form_is_stable() {
     let expected = json!({
         "boost": "web",
