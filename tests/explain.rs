@@ -1,10 +1,12 @@
 //! `headstart explain` of the real binary: what it prints is what the docs say, and its JSON is an interface.
 
+#[path = "common/page.rs"]
+mod page;
+
 use std::{
     fmt::Write as _,
     fs,
     io::Write as _,
-    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -50,17 +52,12 @@ fn object(args: &[&str], documents: &str) -> Value {
 }
 
 fn example(name: &str) -> String {
-    fs::read_to_string(format!(
-        "{}/docs/explain/{name}.yaml",
-        env!("CARGO_MANIFEST_DIR")
-    ))
-    .expect("an example")
+    page::read(&format!("docs/explain/{name}.yaml"))
 }
 
-/// Says no when the page had to be changed. Run with `UPDATE_DOCS=1` to change it.
-fn page_is_right() -> bool {
-    let page: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/explain.md");
-    let old = fs::read_to_string(&page).expect("the page");
+#[test]
+fn the_page_shows_what_is_printed() {
+    let old = page::read("docs/explain.md");
     let mut new = String::new();
     let mut lines = old.lines();
     while let Some(line) = lines.next() {
@@ -79,18 +76,18 @@ fn page_is_right() -> bool {
             break;
         }
     }
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&page, &new).expect("the page can be written");
-    }
-    old == new
+    page::keep("docs/explain.md", &new);
 }
 
 #[test]
-fn the_page_shows_what_is_printed() {
-    assert!(
-        page_is_right(),
-        "docs/explain.md differs from what is printed: run `UPDATE_DOCS=1 cargo test --test explain`"
-    );
+fn people_who_operate_are_told_of_every_reason() {
+    let page = page::read("docs/operate.md");
+    let unnamed = Reason::ALL.map(|reason| format!("`{reason}`"));
+    let unnamed: Vec<_> = unnamed
+        .iter()
+        .filter(|reason| !page.contains(reason.as_str()))
+        .collect();
+    assert_eq!(unnamed, [""; 0], "docs/operate.md says nothing of these");
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Alerts and dashboard ask for series that the program really exports, and the docs describe those.
 
+#[path = "common/page.rs"]
+mod page;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs,
-    path::PathBuf,
     time::Duration,
 };
 
@@ -112,14 +113,9 @@ fn check(expression: &str, exported: &BTreeMap<String, BTreeSet<String>>) {
     }
 }
 
-fn read(file: &str) -> String {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file);
-    fs::read_to_string(path).expect(file)
-}
-
 #[test]
 fn alerts_ask_for_series_that_exist() {
-    let text = read("manifests/monitoring/rules.yaml");
+    let text = page::read("manifests/monitoring/rules.yaml");
     let rules: Value = serde_saphyr::from_str(&text).expect("YAML");
     let exported = exported();
     let rules = rules["spec"]["groups"][0]["rules"]
@@ -134,7 +130,7 @@ fn alerts_ask_for_series_that_exist() {
 
 #[test]
 fn the_dashboard_asks_for_series_that_exist() {
-    let text = read("manifests/monitoring/dashboard.json");
+    let text = page::read("manifests/monitoring/dashboard.json");
     let dashboard: Value = serde_json::from_str(&text).expect("JSON");
     let exported = exported();
     let panels = dashboard["panels"].as_array().expect("a list");
@@ -180,20 +176,13 @@ fn the_docs_have_every_series() {
         let (kind, help) = (family.kind, family.help);
         writeln!(table, "| `{name}{total}{labels}` | {kind} | {help} |").expect("it is a string");
     }
-    let docs = read("docs/operate.md");
+    let docs = page::read("docs/operate.md");
     let begin = docs.find(HEAD).expect("the table's head");
     let end = docs[begin..]
         .find("\n\n")
         .map_or(docs.len(), |length| begin + length + 1);
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/operate.md");
-        let new = format!("{}{table}{}", &docs[..begin], &docs[end..]);
-        fs::write(path, new).expect("the page can be written");
-        return;
-    }
-    assert_eq!(
-        docs[begin..end],
-        table,
-        "run `UPDATE_DOCS=1 cargo test --test monitoring`"
+    page::keep(
+        "docs/operate.md",
+        &format!("{}{table}{}", &docs[..begin], &docs[end..]),
     );
 }

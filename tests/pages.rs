@@ -1,5 +1,8 @@
-//! The pages for people, `README.md` and `docs`: their links lead somewhere, the tests that they name exist, and
+//! The pages for people, those at the top and in `docs`: their links lead somewhere, the tests that they name exist, and
 //! `docs/examples.md` shows what `headstart explain` prints.
+
+#[path = "common/page.rs"]
+mod page;
 
 use std::{
     collections::BTreeSet,
@@ -18,9 +21,11 @@ const NOW: &str = "--now=2026-12-01T10:00:00Z";
 /// The pages, each with its text.
 fn pages() -> Result<Vec<(PathBuf, String)>> {
     let root = Path::new(ROOT);
-    let mut paths = vec![root.join("README.md")];
-    for entry in fs::read_dir(root.join("docs"))? {
-        paths.push(entry?.path());
+    let mut paths = Vec::new();
+    for folder in ["", "docs", "docs/decisions"] {
+        for entry in fs::read_dir(root.join(folder))? {
+            paths.push(entry?.path());
+        }
     }
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     paths
@@ -211,22 +216,13 @@ fn with_examples(page: &str) -> Result<String> {
 
 #[test]
 fn the_examples_show_what_is_printed() -> Result<()> {
-    let page = Path::new(ROOT).join("docs/examples.md");
-    let old = fs::read_to_string(&page).context("the page")?;
-    let new = with_examples(&old)?;
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&page, &new).context("writing the page")?;
-        return Ok(());
-    }
-    ensure!(
-        old == new,
-        "docs/examples.md differs from what is printed: run `UPDATE_DOCS=1 cargo test --test pages`"
-    );
+    let page = with_examples(&page::read("docs/examples.md"))?;
+    page::keep("docs/examples.md", &page);
     for file in fs::read_dir(Path::new(ROOT).join("docs/examples"))? {
         let path = file?.path();
         let name = path.file_stem().context("a file has a name")?;
         let block = format!("```yaml {}\n", name.display());
-        ensure!(old.contains(&block), "{} is not shown", path.display());
+        ensure!(page.contains(&block), "{} is not shown", path.display());
     }
     Ok(())
 }
