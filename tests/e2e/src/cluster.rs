@@ -51,11 +51,12 @@ pub(crate) struct RealNode {
 }
 
 impl Cluster {
-    /// Starts everything with one real node, and returns when that is Ready. `cgroup` is the run's own.
+    /// Starts everything with one real node, and returns when that is Ready. `cgroup` is the run's own; nodes also get
+    /// the image `more`.
     ///
     /// # Errors
     /// If anything does not start.
-    pub(crate) async fn start(cgroup: &str) -> Result<Self> {
+    pub(crate) async fn start(cgroup: &str, more: Option<PathBuf>) -> Result<Self> {
         machine::prepare(cgroup)?;
         network()?;
         let binaries = tokio::task::spawn_blocking(NodeBinaries::find).await??;
@@ -66,7 +67,8 @@ impl Cluster {
         };
         let plane = ControlPlane::start(options).await?;
         let folder = plane.folder().to_owned();
-        let archives = vec![images::headstart(&folder)?, images::workload(&folder)?];
+        let mut archives = vec![images::headstart(&folder)?, images::workload(&folder)?];
+        archives.extend(more);
         let parts = vec![
             controller_manager(&plane, &binaries)?,
             scheduler(&plane, &binaries)?,

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use testbed::release;
 
-use crate::machine::{find, output};
+use crate::machine::{find, output, run};
 
 /// Headstart's image as the manifests name it.
 const NAMED: &str = "headstart:0.1.0";
@@ -19,7 +19,9 @@ const NAMED: &str = "headstart:0.1.0";
 pub(crate) const WORKLOAD: &str = "localhost/workload:1";
 
 /// What a workload may call.
-const COMMANDS: [&str; 8] = ["cat", "dd", "rm", "sh", "sleep", "test", "touch", "true"];
+const COMMANDS: [&str; 9] = [
+    "awk", "cat", "dd", "rm", "sh", "sleep", "test", "touch", "true",
+];
 
 /// The repository.
 pub(crate) fn root() -> PathBuf {
@@ -95,6 +97,25 @@ pub(crate) fn headstart(folder: &Path) -> Result<PathBuf> {
     let destination = format!("docker-archive:{}:{NAMED}", archive.display());
     buildah(&["push", "--quiet"], folder, &[id.trim(), &destination])?;
     Ok(archive)
+}
+
+/// The application of the scenario `felt`.
+pub(crate) const SPRING: &str = "localhost/spring:1";
+
+/// Builds the application of the scenario `felt`.
+///
+/// # Errors
+/// If it can't be built.
+pub(crate) fn build_spring() -> Result<()> {
+    run(
+        &root().join("tests/e2e/felt/build").display().to_string(),
+        &[],
+    )
+}
+
+/// Where [`build_spring`] leaves its archive.
+pub(crate) fn spring() -> PathBuf {
+    root().join("target/felt/spring.tar")
 }
 
 /// Builds the image of the workloads in a folder, and says where the archive is.

@@ -2,7 +2,7 @@
 //! kubelet, and what changes read from the cgroups themselves.
 //!
 //! Needs root on Linux and some of Debian's packages; says so in one line where they are missing. `cargo e2e NAME…` runs some of
-//! the scenarios, `HEADSTART_E2E_KEEP=1` leaves logs and data behind.
+//! the scenarios (`felt`, which needs Maven and the network, only so), `HEADSTART_E2E_KEEP=1` leaves logs and data behind.
 
 mod cgroup;
 mod cluster;
@@ -33,10 +33,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Of scenarios, as they were given.
+fn names() -> Vec<String> {
+    std::env::args().skip(1).collect()
+}
+
 fn outside() -> Result<ExitCode> {
     machine::check()?;
     // Whatever may have to be fetched and built: inside there is no way to where it comes from.
     images::build()?;
+    if scenarios::felt_is_named(&names()) {
+        images::build_spring()?;
+    }
     Binaries::find()?;
     NodeBinaries::find()?;
     let status = machine::enter()?;
@@ -50,9 +58,10 @@ fn outside() -> Result<ExitCode> {
 #[tokio::main]
 async fn inside(cgroup: &str) -> Result<ExitCode> {
     let began = Instant::now();
-    let mut cluster = Cluster::start(cgroup).await?;
+    let names = names();
+    let felt = scenarios::felt_is_named(&names).then(images::spring);
+    let mut cluster = Cluster::start(cgroup, felt).await?;
     println!("a cluster: {:.0} s", began.elapsed().as_secs_f32());
-    let names: Vec<String> = std::env::args().skip(1).collect();
     let result = scenarios::run(&mut cluster, &names).await;
     if result.is_err() {
         cluster.show().await;

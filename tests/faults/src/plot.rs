@@ -7,14 +7,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use testbed::lives;
+use testbed::{docs, lives};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     bed::{Bed, SOON},
     faults::{load, roll},
-    table,
 };
 
 /// When the leader is killed and when the update begins, from the begin of the load.
@@ -67,7 +66,7 @@ pub(crate) async fn plot(mut bed: Bed) -> Result<PathBuf> {
             ("its end", rolled),
         ],
     );
-    let path = table::docs().join("revert-lag.svg");
+    let path = docs::folder().join("revert-lag.svg");
     std::fs::write(&path, svg).with_context(|| format!("writing {}", path.display()))?;
     let lags: Vec<_> = points.iter().map(|point| point.1).collect();
     eprintln!("{} reverts: {}", lags.len(), lives::milliseconds(&lags));

@@ -1,13 +1,10 @@
 //! The table of `docs/reliability.md`: a row for each fault, replaced when it is inflicted again.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fmt};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use chrono::Utc;
+use testbed::docs;
 
 use crate::figures::Figures;
 
@@ -89,19 +86,12 @@ pub(crate) fn write(rows: &[Row]) -> Result<()> {
     })
 }
 
-/// Puts what comes of a part of the document in its place; the part is between comments of its name.
+/// Puts what comes of a part of the document in its place.
 ///
 /// # Errors
 /// If it can't be read or written, or has no such part.
 pub(crate) fn replace(part: &str, change: impl FnOnce(&str) -> String) -> Result<()> {
-    let path = docs().join("reliability.md");
-    let what = || format!("{part} in {}", path.display());
-    let (begin, end) = (format!("<!-- {part} -->"), format!("<!-- /{part} -->"));
-    let text = std::fs::read_to_string(&path).with_context(what)?;
-    let (before, rest) = text.split_once(&begin).with_context(what)?;
-    let (old, after) = rest.split_once(&end).with_context(what)?;
-    let text = format!("{before}{begin}\n{}\n{end}{after}", change(old));
-    std::fs::write(&path, text).with_context(what)
+    docs::replace("reliability.md", part, change)
 }
 
 /// The fault that a row is about.
@@ -112,9 +102,4 @@ fn number(row: &str) -> Option<u8> {
 /// Of today.
 pub(crate) fn date() -> String {
     Utc::now().format("%Y-%m-%d").to_string()
-}
-
-/// The folder of documents.
-pub(crate) fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }

@@ -8,6 +8,7 @@ pub mod balancer;
 pub mod binaries;
 pub mod cluster;
 pub mod control_plane;
+pub mod docs;
 pub mod generate;
 pub mod kustomize;
 pub mod link;

@@ -1,6 +1,7 @@
 //! What is done with the cluster, in this order. Each scenario leaves Headstart installed and Ready with three replicas.
 
 mod cases;
+mod felt;
 mod install;
 mod moves;
 mod raises;
@@ -20,6 +21,14 @@ use crate::cluster::Cluster;
 /// A scenario says what it saw, a line each.
 type Scenario = for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<Vec<String>>>;
 
+/// Runs only where it is named: it measures, and takes a quarter of an hour.
+const FELT: &str = "felt";
+
+/// Whether it is.
+pub(crate) fn felt_is_named(names: &[String]) -> bool {
+    names.iter().any(|name| name == FELT)
+}
+
 /// All of them. `rights` looks back at the run so far; what comes after it brings rights of its own, or takes everything away.
 const SCENARIOS: &[(&str, Scenario)] = &[
     ("install", |cluster| Box::pin(install::install(cluster))),
@@ -35,10 +44,11 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("raises", |cluster| Box::pin(raises::raises(cluster))),
     ("rights", |cluster| Box::pin(rights::rights(cluster))),
     ("view", |cluster| Box::pin(view::view(cluster))),
+    (FELT, |cluster| Box::pin(felt::felt(cluster))),
     ("uninstall", |cluster| Box::pin(install::uninstall(cluster))),
 ];
 
-/// Runs those that are named, or all. Installing is always among them.
+/// Runs those that are named, or all but [`FELT`]. Installing is always among them.
 ///
 /// # Errors
 /// If a name is unknown, or at the first scenario that fails.
@@ -54,7 +64,9 @@ pub(crate) async fn run(cluster: &mut Cluster, names: &[String]) -> Result<()> {
         );
     }
     let wanted = |name: &str| {
-        names.is_empty() || name == "install" || names.iter().any(|wanted| wanted == name)
+        names.is_empty() && name != FELT
+            || name == "install"
+            || names.iter().any(|wanted| wanted == name)
     };
     for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| wanted(name)) {
         let began = Instant::now();
