@@ -83,7 +83,7 @@ pub(crate) const RULES: [Rule; 7] = [
         fault: 11,
         file: "src/probes.rs",
         from: "    let readyz = warp::path!(\"readyz\").then(move || {\n        let readiness = readiness.clone();\n        async move {\n            match readiness.missing().await {",
-        to: "    let leader = Arc::clone(&metrics);\n    let readyz = warp::path!(\"readyz\").then(move || {\n        let readiness = readiness.clone();\n        let follows = !leader.text().contains(\"headstart_leader 1\");\n        async move {\n            match readiness.missing().await.or(follows.then(String::new)) {",
+        to: "    let leader = Arc::clone(&metrics);\n    let readyz = warp::path!(\"readyz\").then(move || {\n        let readiness = readiness.clone();\n        let follows = !leader.text().contains(\"\\nheadstart_leader 1\\n\");\n        async move {\n            match readiness.missing().await.or(follows.then(String::new)) {",
     },
 ];
 
@@ -91,9 +91,10 @@ pub(crate) const RULES: [Rule; 7] = [
 pub(crate) const HEAD: &str =
     "| | rule | how it is broken | fault | what notices |\n|---|---|---|---|---|";
 
-/// The end of an error's chain, which says what was seen, without what would end a cell.
+/// The end of an error's chain, which says what was awaited and what was seen, without what would end a cell.
 pub(crate) fn short(error: &str) -> String {
-    let last = error.rsplit(": ").next().unwrap_or(error);
+    let parts: Vec<&str> = error.split(": ").filter(|part| !part.is_empty()).collect();
+    let last = parts[parts.len().saturating_sub(2)..].join(": ");
     let text: String = last.chars().take(160).collect();
     text.replace(['|', '\n'], " ")
 }
