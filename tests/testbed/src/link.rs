@@ -6,7 +6,10 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -52,6 +55,7 @@ pub struct Link {
     _accepting: JoinSet<()>,
     address: SocketAddr,
     state: watch::Sender<State>,
+    lanes: Arc<[Lane; 2]>,
     /// Cloned once for each open connection.
     open: Arc<()>,
 }
@@ -73,9 +77,14 @@ struct Shared {
     open: Arc<()>,
 }
 
-/// One direction of the wire: until when it is busy.
-#[derive(Default)]
-struct Lane(Mutex<Option<Instant>>);
+/// One direction of the wire.
+#[derive(Debug, Default)]
+struct Lane {
+    /// Until when it is busy.
+    busy: Mutex<Option<Instant>>,
+    /// Bytes that have passed.
+    passed: AtomicU64,
+}
 
 /// One direction of a connection.
 #[derive(Clone)]
@@ -105,13 +114,14 @@ impl Link {
             lanes: Arc::default(),
             open: Arc::default(),
         };
-        let open = Arc::clone(&shared.open);
+        let (lanes, open) = (Arc::clone(&shared.lanes), Arc::clone(&shared.open));
         let mut accepting = JoinSet::new();
         accepting.spawn(shared.accept(listener));
         Ok(Self {
             _accepting: accepting,
             address,
             state,
+            lanes,
             open,
         })
     }
@@ -133,6 +143,12 @@ impl Link {
     /// Resets every open connection, on both sides.
     pub fn reset(&self) {
         self.state.send_modify(|state| state.resets += 1);
+    }
+
+    /// How many bytes have come back from the target so far.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.lanes[1].passed.load(Ordering::Relaxed)
     }
 
     /// How many connections are open.
@@ -270,6 +286,9 @@ impl Way<'_> {
                 return Ok(());
             }
             to.write_all(piece).await?;
+            self.lane
+                .passed
+                .fetch_add(piece.len() as u64, Ordering::Relaxed);
             left = rest;
         }
         Ok(())
@@ -303,7 +322,7 @@ impl Way<'_> {
 impl Lane {
     /// Waits until so many bytes have been sent.
     async fn pass(&self, bytes: usize, state: &mut watch::Receiver<State>) {
-        let mut busy = self.0.lock().await;
+        let mut busy = self.busy.lock().await;
         loop {
             let wire = state.borrow_and_update().wire;
             let Some(rate) = wire.bytes_per_second else {

@@ -45,6 +45,13 @@ impl Effort {
     }
 }
 
+impl Effort {
+    /// CPU seconds of the API server and etcd.
+    pub(crate) const fn servers(&self) -> f64 {
+        self.servers
+    }
+}
+
 impl fmt::Display for Effort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
-use testbed::{Behaviour, Cluster, Operator, release};
+use testbed::{Behaviour, Cluster, ControlPlane, Operator, release};
 use tokio::time::sleep;
 
-const NAMESPACES: usize = 200;
-const BOOSTS: usize = 1_000;
+const NAMESPACES: u32 = 200;
+const BOOSTS: u32 = 1_000;
 const STARTS: usize = 5;
 /// After it a replica has done what it does at the start.
 const IDLE: Duration = Duration::from_secs(10);
@@ -65,7 +65,7 @@ fn row(name: &str, values: &mut [f64]) {
 }
 
 /// Asks without a pause: what is measured is a fraction of a second.
-async fn wait_ready(replica: &Operator) -> Result<()> {
+pub(crate) async fn wait_ready(replica: &Operator) -> Result<()> {
     let began = Instant::now();
     while replica.get("/readyz").await.is_err() {
         ensure!(
@@ -81,17 +81,16 @@ async fn wait_ready(replica: &Operator) -> Result<()> {
 
 /// Makes 1,000 boosts in 200 namespaces; the one of number N, in `team-(N mod 200)`, is for the pods with `app: app-N`.
 pub(crate) async fn fill(cluster: &Cluster, matcher: &str) -> Result<()> {
-    let plane = &cluster.plane;
-    let objects =
-        |items: Vec<Value>| json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
-    let namespaces = (0..NAMESPACES).map(|index| {
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": format!("team-{index}")}})
-    });
-    plane.apply(&objects(namespaces.collect())).await?;
-    let boosts: Vec<Value> = (0..BOOSTS).map(|index| boost(index, matcher)).collect();
-    let lists: Vec<String> = boosts
+    let boosts = (0..BOOSTS).map(|index| boost(index, index % NAMESPACES, matcher));
+    apply(&cluster.plane, (0..NAMESPACES).map(namespace).collect()).await?;
+    apply(&cluster.plane, boosts.collect()).await
+}
+
+/// Applies objects, some hundred at a time.
+pub(crate) async fn apply(plane: &ControlPlane, objects: Vec<Value>) -> Result<()> {
+    let lists: Vec<String> = objects
         .chunks(250)
-        .map(|chunk| objects(chunk.to_vec()))
+        .map(|items| json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string())
         .collect();
     stream::iter(lists)
         .map(|list| async move { plane.apply(&list).await })
@@ -100,7 +99,18 @@ pub(crate) async fn fill(cluster: &Cluster, matcher: &str) -> Result<()> {
         .await
 }
 
-fn boost(index: usize, matcher: &str) -> Value {
+/// Name of the namespace of that number.
+pub(crate) fn team(index: u32) -> String {
+    format!("team-{index}")
+}
+
+/// The namespace of that number.
+pub(crate) fn namespace(index: u32) -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": team(index)}})
+}
+
+/// The boost of that number, in the namespace of that number.
+pub(crate) fn boost(index: u32, namespace: u32, matcher: &str) -> Value {
     let name = match matcher {
         "RegexName" => format!("^app-{index}$"),
         _ => format!("app-{index}"),
@@ -108,7 +118,7 @@ fn boost(index: usize, matcher: &str) -> Value {
     json!({
         "apiVersion": "autoscaling.x-k8s.io/v1alpha1",
         "kind": "StartupCPUBoost",
-        "metadata": {"name": format!("boost-{index}"), "namespace": format!("team-{}", index % NAMESPACES)},
+        "metadata": {"name": format!("boost-{index}"), "namespace": team(namespace)},
         "selector": {"matchLabels": {"app": format!("app-{index}")}},
         "spec": {
             "resourcePolicy": {"containerPolicies": [
