@@ -2,7 +2,8 @@
 //! kubelet, and what changes read from the cgroups themselves.
 //!
 //! Needs root on Linux and some of Debian's packages; says so in one line where they are missing. `cargo e2e NAME…` runs some of
-//! the scenarios (`felt`, which needs Maven and the network, only so), `HEADSTART_E2E_KEEP=1` leaves logs and data behind.
+//! the scenarios, `HEADSTART_E2E_KEEP=1` leaves logs and data behind. `felt` runs only where it is named: it needs Maven and the
+//! network, and writes what it measures into `docs`.
 
 mod cgroup;
 mod cluster;

@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 /// A scenario says what it saw, a line each.
 type Scenario = for<'a> fn(&'a mut Cluster) -> LocalBoxFuture<'a, Result<Vec<String>>>;
 
-/// Runs only where it is named: it measures, and takes a quarter of an hour.
+/// Runs only where it is named: it measures, and writes into documents.
 const FELT: &str = "felt";
 
 /// Whether it is.
