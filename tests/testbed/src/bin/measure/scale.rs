@@ -28,13 +28,13 @@ const PODS_A_BOOST: u32 = 75;
 const PODS_A_NAMESPACE: u32 = 300;
 const PODS_A_NODE: u32 = 30;
 /// Steps of growth, and starts at each.
-const STEPS: u32 = 3;
+const STEPS: u32 = 2;
 const STARTS: usize = 3;
 /// As a kubelet reports them: most of a node's bytes.
 const IMAGES: usize = 50;
 const AT_ONCE: usize = 32;
 /// What is measured when a replica does nothing is measured for so long.
-const IDLE: Duration = Duration::from_secs(15);
+const IDLE: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(1800);
 const SOON: Duration = Duration::from_secs(60);
 
